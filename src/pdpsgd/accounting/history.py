@@ -1,0 +1,53 @@
+"""What one person is exposed to, round by round: the only thing that accountants look at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Exposure(NamedTuple):
+    """One person's part in one round.
+
+    With chance `participation` the person is in the round at all (drawn once, hidden); if so, each of
+    the `steps` steps draws them independently with chance `sample_rate` and adds Gaussian noise of
+    `noise_multiplier` times the norm to which their own gradient is clipped.
+
+    Guarantee: under the add-or-remove relation of `docs/promise.md`, the round as seen by this person is exactly a
+    Poisson-subsampled Gaussian mechanism composed `steps` times, mixed with "not there" at rate
+    1 - `participation`, whatever the rates of all others are.
+    """
+
+    participation: float
+    sample_rate: float
+    noise_multiplier: float
+    steps: int
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether the person is never drawn, so that the round cannot depend on them."""
+        return self.participation == 0 or self.sample_rate == 0 or self.steps == 0
+
+
+History = tuple[Exposure, ...]
+
+
+def simplify(history: History) -> History:
+    """Drop what costs nothing and merge neighbouring rounds that are the same mechanism.
+
+    Rounds without a draw of their own (participation 1) merge by adding steps; a draw once a round must
+    stay a round of its own.
+
+    >>> simplify((Exposure(1, 0.01, 2.0, 10), Exposure(1, 0.0, 2.0, 10), Exposure(1, 0.01, 2.0, 5)))
+    (Exposure(participation=1, sample_rate=0.01, noise_multiplier=2.0, steps=15),)
+    """
+    steps: dict[tuple[float, float], int] = {}
+    drawn_once: list[Exposure] = []
+    for exposure in history:
+        if exposure.costs_nothing:
+            continue
+        if exposure.participation < 1:
+            drawn_once.append(exposure)
+        else:
+            mechanism = (exposure.sample_rate, exposure.noise_multiplier)
+            steps[mechanism] = steps.get(mechanism, 0) + exposure.steps
+    return (*(Exposure(1, q, sigma, t) for (q, sigma), t in steps.items()), *drawn_once)

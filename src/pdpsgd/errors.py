@@ -1,0 +1,45 @@
+"""The one error of the project, and the checks that raise it."""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+
+class PdpsgdError(ValueError):
+    """Something the user gave cannot be used.
+
+    The message quotes the offending value, says where it stood, and what would be accepted.
+    """
+
+
+def fail(message: str) -> NoReturn:
+    """Raise the project's error; reads well at the end of an expression."""
+    raise PdpsgdError(message)
+
+
+def check_positive(**values: float) -> None:
+    """Check that each keyword's value is a finite number above zero.
+
+    >>> check_positive(steps=0)
+    Traceback (most recent call last):
+        ...
+    pdpsgd.errors.PdpsgdError: Expected steps > 0 and finite. Got steps=0.
+    """
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            fail(f"Expected {name} > 0 and finite. Got {name}={value!r}.")
+
+
+def check_probability(**values: float) -> None:
+    """Check that each keyword's value lies in [0, 1]."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            fail(f"Expected 0 <= {name} <= 1. Got {name}={value!r}.")
+
+
+def check_one_of(choices: tuple[str, ...], **values: str) -> None:
+    """Check that each keyword's value is one of the choices."""
+    for name, value in values.items():
+        if value not in choices:
+            fail(f"Expected {name} to be one of {', '.join(map(repr, choices))}. Got {name}={value!r}.")
