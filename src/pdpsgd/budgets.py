@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pdpsgd.errors import check_positive, fail
-from pdpsgd.tables import read_columns
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -22,8 +20,8 @@ IdArray = npt.NDArray[Any]
 class Budgets:
     """The public list of people and the (epsilon, delta) that each of them allows.
 
-    An epsilon or a delta of 0 means that the person's record is never used. An infinite epsilon ("no protection asked")
-    must be allowed by name with `allow_infinite=True`. Without `ids`, people are known by their position.
+    An epsilon or a delta of 0 means that the person's record is never used. An infinite epsilon ("no protection
+    asked") must be allowed by name with `allow_infinite=True`. Without `ids`, people are known by their position.
 
     The list, and the budgets on it, are public: the promise protects people's records and whether they supplied one.
 
@@ -47,18 +45,208 @@ class Budgets:
         ids: npt.ArrayLike | None = None,
         allow_infinite: bool = False,
     ) -> None:
-        epsilons = _numbers("epsilon", epsilon)
-        deltas = np.broadcast_to(_numbers("delta", delta), epsilons.shape)
-        names = np.arange(epsilons.size) if ids is None else np.asarray(ids)
+        names = None if ids is None else np.asarray(ids)
+        self._set(epsilon, delta, names, lambda i: f"person {i if names is None else names[i]}", allow_infinite)
+
+    def _set(
+        self,
+        epsilon: npt.ArrayLike,
+        delta: npt.ArrayLike,
+        ids: IdArray | None,
+        place: Callable[[int], str],
+        allow_infinite: bool,
+    ) -> None:
+        epsilons = np.atleast_1d(_numbers("epsilon", epsilon))
+        deltas = _numbers("delta", delta)
+        for name, values in (("epsilon", epsilons), ("delta", deltas)):
+            if values.ndim > 1:
+                fail(f"Expected {name} to be one value a person. Got an array of shape {values.shape}.")
         if epsilons.size == 0:
             fail("Expected a budget for at least one person. Got an empty list.")
-        if names.shape != epsilons.shape:
-            fail(f"Expected one id for each of the {epsilons.size} budgets. Got {names.size}.")
-        place = _Place.positions(names)
-        check_budgets(epsilons, deltas, place, allow_infinite=allow_infinite)
-        if ids is not None:
-            check_ids(names, place)
-        for name, values in (("epsilon", epsilons), ("delta", deltas), ("ids", names)):
-            values = values.view()
-            values.flags.writeable = False
-            object.__setattr__(self, name, values)
+        if deltas.ndim == 1 and deltas.shape != epsilons.shape:
+            fail(f"Expected one delta, or one for each of the {epsilons.size} people. Got {deltas.size}.")
+        if ids is not None and ids.shape != epsilons.shape:
+            fail(f"Expected one id for each of the {epsilons.size} people. Got {ids.size}.")
+        _check_budgets(epsilons, np.atleast_1d(deltas), place, allow_infinite=allow_infinite)
+        if ids is None:
+            ids = np.arange(epsilons.size)
+        else:
+            _check_ids(ids, place)
+        for name, values in (("epsilon", epsilons), ("delta", np.broadcast_to(deltas, epsilons.shape)), ("ids", ids)):
+            frozen = values.view()
+            frozen.flags.writeable = False
+            object.__setattr__(self, name, frozen)
+
+    def __len__(self) -> int:
+        return int(self.epsilon.size)
+
+    def __repr__(self) -> str:
+        return (
+            f"Budgets({len(self):,} people, epsilon {_range(self.epsilon)}, delta {_range(self.delta)})"
+            if len(self) > 1
+            else f"Budgets(1 person, epsilon {self.epsilon[0]:g}, delta {self.delta[0]:g})"
+        )
+
+    @classmethod
+    def from_mapping(
+        cls, budgets: Mapping[Any, float | tuple[float, float]], delta: float = 1e-5, *, allow_infinite: bool = False
+    ) -> Budgets:
+        """Budgets from {id: epsilon} or {id: (epsilon, delta)}.
+
+        >>> Budgets.from_mapping({"ann": 0.5, "ben": (2.0, 1e-6)}).delta.tolist()
+        [1e-05, 1e-06]
+        """
+        pairs = [value if isinstance(value, tuple) else (value, delta) for value in budgets.values()]
+        epsilons, deltas = np.array(pairs, dtype=float).reshape(-1, 2).T
+        return cls(epsilons, deltas, ids=np.array(list(budgets)), allow_infinite=allow_infinite)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        id_column: str | None = None,
+        epsilon_column: str = "epsilon",
+        delta_column: str | None = None,
+        delta: float = 1e-5,
+        allow_infinite: bool = False,
+    ) -> Budgets:
+        """Budgets from a pandas or polars frame, or from a CSV or Parquet file; errors name the file and the row."""
+        from pdpsgd.tables import read_columns
+
+        wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
+        columns, source = read_columns(table, wanted)
+        for name in (epsilon_column, delta_column):
+            if name is not None and columns[name].dtype.kind not in "iuf":
+                where, value = _first_non_number(columns[name])
+                fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {value!r}.")
+        budgets = cls.__new__(cls)
+        budgets._set(
+            columns[epsilon_column],
+            delta if delta_column is None else columns[delta_column],
+            None if id_column is None else columns[id_column],
+            source.row,
+            allow_infinite,
+        )
+        return budgets
+
+    @classmethod
+    def from_tiers(
+        cls, tiers: Mapping[float, float], people: int, delta: float = 1e-5, *, shuffle: int | None = None
+    ) -> Budgets:
+        """Budgets from {epsilon: share}; shares sum to 1, counts to `people` (largest remainders).
+
+        People stand in the order of the tiers, or shuffled by the public seed `shuffle`.
+
+        >>> budgets = Budgets.from_tiers({1: 0.34, 2: 0.43, 3: 0.23}, people=60_000)
+        >>> [int((budgets.epsilon == e).sum()) for e in (1, 2, 3)]
+        [20400, 25800, 13800]
+        """
+        shares = np.array(list(tiers.values()), dtype=float)
+        if not np.isclose(shares.sum(), 1, atol=1e-6) or (shares < 0).any():
+            fail(f"Expected shares that are >= 0 and sum to 1. Got {shares.tolist()}, sum {shares.sum():g}.")
+        return cls._from_counts(np.array(list(tiers), dtype=float), shares, people, delta, shuffle)
+
+    @classmethod
+    def exponential(
+        cls,
+        people: int,
+        *,
+        k: float = 0.0,
+        interval: tuple[float, float] = (0.5, 1.0),
+        groups: int = 20,
+        delta: float = 1e-5,
+        shuffle: int | None = None,
+    ) -> Budgets:
+        """The paper's distribution: evenly spaced groups whose sizes follow c1 * exp(k * epsilon) + c2.
+
+        Sizes are normalised to sum to `people` for every k (as printed, they sum to 1.83 over 20 groups, not to 1).
+        For intervals other than [0.5, 1] the same sizes go to the same places within the interval.
+
+        >>> [int((Budgets.exponential(60_000, k=k).epsilon == 0.5).sum()) for k in (-0.2, 0.0, 0.2)]
+        [6011, 3000, 82]
+        """
+        epsilons = np.linspace(*interval, groups)
+        return cls._from_counts(epsilons, _exponential_shares(groups, k), people, delta, shuffle)
+
+    @classmethod
+    def _from_counts(
+        cls, epsilons: FloatArray, shares: FloatArray, people: int, delta: float, shuffle: int | None
+    ) -> Budgets:
+        check_positive(people=people)
+        exact = shares / shares.sum() * people
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: people - counts.sum()]] += 1
+        values = np.repeat(epsilons, counts)
+        if shuffle is not None:
+            np.random.default_rng(shuffle).shuffle(values)
+        return cls(values, delta)
+
+
+def _exponential_shares(groups: int, k: float) -> FloatArray:
+    """Count(epsilon) = c1 * exp(k * epsilon) + c2 of the paper's appendix, for any k.
+
+    The printed constants (c2 = -1.715; c1 = 2.098 at k = -0.2, 1.554 at k = 0.2) both satisfy
+    c1 * mean(exp(k * epsilon)) = 1.8064 over the 20 groups, which also makes k = 0 the constant function.
+    """
+    positions = np.linspace(0.5, 1.0, groups)
+    growth = np.exp(k * positions)
+    shares = 1.8064 / growth.mean() * growth - 1.715
+    if shares.min() < 0:
+        fail(f"Expected k between about -0.2 and 0.2: beyond, the smallest group would have a negative size. Got k={k!r}.")
+    return np.asarray(shares, dtype=float)
+
+
+def _numbers(name: str, values: npt.ArrayLike) -> FloatArray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        fail(f"Expected {name} to be numbers. Got {values!r}.")
+
+
+def _check_budgets(
+    epsilons: FloatArray, deltas: FloatArray, place: Callable[[int], str], *, allow_infinite: bool
+) -> None:
+    def refuse(name: str, values: FloatArray, bad: npt.NDArray[np.bool_], expected: str) -> None:
+        if bad.any():
+            index = int(bad.argmax())
+            where = place(index) if values.size == epsilons.size else "everybody"
+            fail(f"Expected {expected}. Got {float(values[index])!r} for {where}.")
+
+    refuse("epsilon", epsilons, np.isnan(epsilons), "epsilon to be a number")
+    refuse("epsilon", epsilons, epsilons < 0, "epsilon >= 0")
+    refuse("delta", deltas, ~((deltas >= 0) & (deltas < 1)), "0 <= delta < 1")
+    if not allow_infinite:
+        refuse(
+            "epsilon",
+            epsilons,
+            np.isinf(epsilons),
+            "a finite epsilon (infinity means that no protection was asked; allow it by name with allow_infinite=True)",
+        )
+
+
+def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
+    if ids.dtype.kind == "f" and np.isnan(ids).any():
+        index = int(np.isnan(ids).argmax())
+        fail(f"Expected an id for every person. It is missing at position {index}.")
+    import polars
+
+    # polars hashes ten million ids in a second, of whatever type; numpy would have to sort them.
+    repeated = polars.Series("id", ids).is_duplicated().to_numpy()
+    if repeated.any():
+        first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
+        fail(f"Expected each id once. Got {ids[second].item()!r} for {place(int(first))} and again for {place(int(second))}.")
+
+
+def _first_non_number(column: IdArray) -> tuple[int, Any]:
+    for index, value in enumerate(column):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return index, value
+    return 0, column[0]
+
+
+def _range(values: FloatArray) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

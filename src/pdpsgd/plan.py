@@ -31,8 +31,8 @@ class Level:
     """People who are treated alike: a budget that is at most what each of them allows.
 
     `proven_epsilon` is what the plan's rounds cost them at `delta`, together with `history` (earlier plans on the same
-    people); None where nothing is proven. `claimed_epsilon` and `proven_delta` belong to as-published bookkeeping: what
-    the paper's bookkeeping would claim, and the delta at which `proven_epsilon` holds instead.
+    people); None where nothing is proven. The last three belong to as-published bookkeeping: what the paper would claim, and
+    the larger epsilon that is provable for it, at a larger delta.
     """
 
     epsilon: float
@@ -41,7 +41,8 @@ class Level:
     proven_epsilon: float | None = None
     history: History = ()
     claimed_epsilon: float | None = None
-    proven_delta: float | None = None
+    provable_epsilon: float | None = None
+    provable_delta: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,320 @@
+"""Checkpoints: one file, no pickle, written whole or not at all.
+
+A checkpoint is an ordinary safetensors file; what is not a tensor is JSON in its metadata, with a checksum over all of
+it. It holds the run's secret key, so only its owner may read it, and `erase_key` takes the key out when the run ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pdpsgd.errors import PdpsgdError, fail
+
+if TYPE_CHECKING:
+    import torch
+
+JSON = Any
+VERSION = 1
+FORMAT = "pdpsgd checkpoint"
+
+
+@dataclass(frozen=True, repr=False)
+class Checkpoint:
+    """What was saved: tensors, state, and the run's secret key unless it was erased."""
+
+    tensors: Mapping[str, torch.Tensor]
+    state: Mapping[str, JSON]
+    key: bytes | None
+
+    def __repr__(self) -> str:
+        key = "erased" if self.key is None else "kept"
+        return f"Checkpoint({len(self.tensors)} tensors, state {sorted(self.state)}, key {key})"
+
+
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, JSON],
+    key: bytes | None,
+) -> None:
+    """Write a checkpoint, readable by its owner only; whatever happens, `path` is whole: the old one or the new one.
+
+    The new file is completed beside the old one, forced to the disk, and only then takes its name. Where that fails
+    (a full disk, an unwritable folder) the old file stays as it was, and the error says so.
+    """
+    path = Path(path)
+    content = _encode(tensors, state, key)
+    try:
+        _replace(path, content)
+    except OSError as error:
+        kept = "The checkpoint saved before is untouched." if path.exists() else "There was none before."
+        reason = f"{error.strerror} ({error.filename or path})"
+        raise PdpsgdError(
+            f"Expected to write a checkpoint of {len(content):,} bytes to {str(path)!r}. Got: {reason}. {kept}"
+        ) from error
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint; refuses a file that is damaged, cut off, of another version, or no checkpoint at all."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise PdpsgdError(f"Expected a checkpoint at {str(path)!r}. Got: {error.strerror}.") from error
+    return _decode(content, place=str(path))
+
+
+def erase_key(path: str | os.PathLike[str]) -> None:
+    """Rewrite the checkpoint without its key: the run has ended, and nobody is to repeat its noise.
+
+    The place on the disk where the key stood is overwritten as far as the file system allows. One that copies on write,
+    and most flash storage, may keep it until the space is used again: encrypt the disk where that matters.
+    """
+    checkpoint = load(path)
+    save(path, checkpoint.tensors, checkpoint.state, None)
+
+
+class HasState(Protocol):
+    """An optimizer, a scheduler, or anything else that gives and takes its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that has to be saved."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        """Go on from what was saved."""
+        ...
+
+
+def pack_optimizer(optimizer: HasState, *, prefix: str = "optimizer") -> tuple[dict[str, torch.Tensor], JSON]:
+    """The state of an optimizer or a scheduler as tensors and JSON, exactly.
+
+    Numbers (also infinite ones and NaN), None, strings, tensors, and lists, tuples and dicts of these come back as they
+    were, with their types. Anything else is refused by its place: a run cannot go on from what was not saved.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return tensors, _to_json(optimizer.state_dict(), prefix, tensors)
+
+
+def unpack_optimizer(optimizer: HasState, tensors: Mapping[str, torch.Tensor], packed: JSON) -> None:
+    """Put what `pack_optimizer` made back into an optimizer or scheduler of the same kind."""
+    try:
+        optimizer.load_state_dict(_from_json(packed, tensors))
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        kind = type(optimizer).__name__
+        raise PdpsgdError(f"Expected a saved state that fits {kind}. Got one that does not: {error}.") from error
+
+
+def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
+    """A digest of the data that a run is on, so that it is not resumed on other data.
+
+    Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of any other
+    map-style dataset: its length, its kind, and `samples` items spread evenly from the first to the last, read under
+    fixed seeds so that random augmentation repeats. Items that still differ when read twice cannot be told from other
+    data; of these only length and kind count.
+
+    The digest of private data lets anyone check a guess of them. With the run's `key` only those who have it can.
+    """
+    digest = hashlib.blake2b(digest_size=32, key=key, person=b"pdpsgd data")
+    whole = getattr(data, "tensors", data)
+    if not _digest_value(digest, whole):
+        _digest_dataset(digest, data, samples)
+    return digest.hexdigest()
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+_NO_CHECKSUM = "0" * 64
+
+
+def _encode(tensors: Mapping[str, torch.Tensor], state: Mapping[str, JSON], key: bytes | None) -> bytes:
+    import safetensors.torch
+
+    # Clones, because safetensors refuses tensors that share memory, as tied weights do.
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "checksum": _NO_CHECKSUM,
+        "state": json.dumps(_to_json(dict(state), "state"), allow_nan=False),
+    }
+    if key is not None:
+        metadata["key"] = key.hex()
+    content = safetensors.torch.save(plain, metadata)
+    header, body = _split(content)
+    return header.replace(_NO_CHECKSUM.encode(), _checksum(header, body).encode(), 1) + body
+
+
+def _decode(content: bytes, *, place: str) -> Checkpoint:
+    import safetensors.torch
+
+    header, body = _split(content)
+    try:
+        metadata = json.loads(header[8:])["__metadata__"]
+        found, version, checksum = metadata["format"], metadata["version"], metadata["checksum"]
+    except (ValueError, KeyError, TypeError):
+        fail(f"Expected a checkpoint of pdpsgd at {place!r}. Got a file that is none, or whose beginning is damaged.")
+    if found != FORMAT:
+        fail(f"Expected format {FORMAT!r} at {place!r}. Got {found!r}.")
+    if version != str(VERSION):
+        fail(f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}: made by another pdpsgd.")
+    if _checksum(header.replace(str(checksum).encode(), _NO_CHECKSUM.encode(), 1), body) != checksum:
+        fail(f"Expected an undamaged checkpoint at {place!r}. Its checksum does not fit: it was changed or cut off.")
+    key = metadata.get("key")
+    return Checkpoint(
+        tensors=safetensors.torch.load(content),
+        state=_from_json(json.loads(metadata["state"]), {}),
+        key=None if key is None else bytes.fromhex(key),
+    )
+
+
+def _split(content: bytes) -> tuple[bytes, memoryview]:
+    """Header (its length in 8 bytes, then JSON) and body of a safetensors file."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[:end], memoryview(content)[end:]
+
+
+def _checksum(header: bytes, body: memoryview) -> str:
+    digest = hashlib.sha256(header)
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    for abandoned in path.parent.glob(f".{path.name}.*.partial"):
+        # A run that was killed while saving left it, key and all.
+        abandoned.unlink(missing_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with _old_key_overwritten(path):
+            os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    _force_to_disk(path.parent)
+
+
+@contextlib.contextmanager
+def _old_key_overwritten(path: Path) -> Iterator[None]:
+    """Overwrite the header, and with it the key, of the file that loses its name inside the `with`."""
+    try:
+        old = open(path, "r+b")  # noqa: SIM115 (closed below; the name is gone by then)
+    except OSError:
+        yield
+        return
+    with old:
+        yield
+        if os.fstat(old.fileno()).st_nlink == 0:
+            length = min(8 + int.from_bytes(old.read(8), "little"), os.fstat(old.fileno()).st_size)
+            old.seek(0)
+            with contextlib.suppress(OSError):
+                old.write(bytes(length))
+                old.flush()
+                os.fsync(old.fileno())
+
+
+def _force_to_disk(folder: Path) -> None:
+    # The new name is an entry of the folder, which is written on its own. Not every system can open folders.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# --- what JSON lacks -------------------------------------------------------------------------------------------------
+
+# JSON has no tensors, no tuples, no infinities, and only strings as keys. A dict of one of these keys stands for them.
+_TENSOR, _TUPLE, _FLOAT, _DICT, _COUNTER = "$tensor", "$tuple", "$float", "$dict", "$counter"
+
+
+def _to_json(value: Any, place: str, tensors: dict[str, torch.Tensor] | None = None) -> JSON:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind in (float, np.float64):
+        return float(value) if np.isfinite(value) else {_FLOAT: repr(float(value))}
+    if kind is list:
+        return [_to_json(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
+    if kind is tuple:
+        return {_TUPLE: _to_json(list(value), place, tensors)}
+    if kind in (dict, Counter) or isinstance(value, dict) and kind.__name__ in ("OrderedDict", "defaultdict"):
+        if kind is not Counter and all(type(name) is str and not name.startswith("$") for name in value):
+            return {name: _to_json(item, f"{place}.{name}", tensors) for name, item in value.items()}
+        pairs = [
+            [_to_json(name, place), _to_json(item, f"{place}.{name}", tensors)] for name, item in value.items()
+        ]
+        return {_COUNTER if kind is Counter else _DICT: pairs}
+    if tensors is not None and hasattr(value, "untyped_storage"):
+        tensors[place] = value
+        return {_TENSOR: place}
+    fail(f"Expected {place} to be a number, string, None, tensor, list, tuple or dict, to save it. Got {kind.__name__}.")
+
+
+def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    for tag, content in value.items():
+        if tag == _TENSOR:
+            return tensors[content]
+        if tag == _FLOAT:
+            return float(content)
+        if tag == _TUPLE:
+            return tuple(_from_json(content, tensors))
+        if tag in (_DICT, _COUNTER):
+            pairs = {_from_json(name, tensors): _from_json(item, tensors) for name, item in content}
+            return Counter(pairs) if tag == _COUNTER else pairs
+    return {name: _from_json(item, tensors) for name, item in value.items()}
+
+
+# --- the data's digest -----------------------------------------------------------------------------------------------
+
+
+def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
+    """Digest kind, shape and content, unmistakably; False where the value is none of the kinds that are known."""
+    if isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)};".encode())
+        return all(_digest_value(digest, part) for item in value.items() for part in item)
+    if isinstance(value, list | tuple):
+        digest.update(f"sequence {len(value)};".encode())
+        return all(_digest_value(digest, part) for part in value)
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        text = repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(text)};".encode() + text)
+        return True
+    if hasattr(value, "untyped_storage"):
+        import torch
+
+        value = value.detach().cpu().contiguous()
+        digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+        digest.update(value.view(-1).view(torch.uint8).numpy().data)
+        return True
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        value = np.ascontiguousarray(value)
+        digest.update(f"{value.dtype} {value.shape};".encode())
+        digest.update(value.reshape(-1).view(np.uint8).data)
+        return True
+    return False
+
+
+def _digest_dataset(digest: hashlib.blake2b, data: Any, samples: int) -> None:
+    ...

@@ -1,0 +1,268 @@
+"""The user's own training loop, made private: `PrivacyEngine`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from pdpsgd.accounting import accountant
+from pdpsgd.distributed import Ranks
+from pdpsgd.errors import check_one_of, check_positive, fail
+from pdpsgd.execution import Chunk, Execution
+from pdpsgd.gradients import ClippedGradients
+from pdpsgd.private_loader import PrivateLoader
+from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
+from pdpsgd.randomness import GUESSABLE, RandomSource
+from pdpsgd.records import match_records, records_of
+from pdpsgd.sampling import PoissonSampler
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pdpsgd.budgets import Budgets, IdArray, IntArray
+    from pdpsgd.plan import Plan
+
+AS_PUBLISHED = "as-published bookkeeping, the plan tells who was drawn: not for release"
+
+
+class Spent(NamedTuple):
+    """What a level has spent so far."""
+
+    epsilon: float
+    delta: float
+
+
+class PrivacyEngine:
+    """Makes a module, an optimizer and a data loader private, for one run of one plan.
+
+    >>> engine = PrivacyEngine()                                                        # doctest: +SKIP
+    >>> module, optimizer, loader = engine.make_private(                                # doctest: +SKIP
+    ...     module=module, optimizer=optimizer, data_loader=loader, plan=plan, budgets=budgets)
+    >>> for inputs, targets in loader:                                                  # doctest: +SKIP
+    ...     optimizer.zero_grad()
+    ...     criterion(module(inputs), targets).backward()
+    ...     optimizer.step()
+
+    Guarantee: if the loop sends each batch through the module once, with a loss in which examples do not mix, and
+    publishes nothing computed from the training data but the module's parameters (at any step), then every person of
+    level l gets the (epsilon_l, delta_l) that the plan proves for it, under adding or removing their record. See
+    docs/engine.md for what is checked and what is up to the loop.
+    """
+
+    def __init__(self) -> None:
+        self._execution: Execution | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any] | Dataset[Any] | Sequence[Tensor],
+        plan: Plan,
+        budgets: Budgets | None = None,
+        record_ids: ArrayLike | None = None,
+        record_of_person: ArrayLike | None = None,
+        max_grad_norm: float | None = None,
+        loss_reduction: str = "mean",
+        criterion: Callable[[Any, Any], Tensor] | None = None,
+        max_physical_batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        seed: int | None = None,
+        secure: bool = False,
+        source: RandomSource | None = None,
+        on_fresh_model: Callable[[int], None] | None = None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+        """Make a training loop private: the module, a wrapped optimizer, and a loader over the plan's steps.
+
+        `budgets` says who is on which level (needed unless the plan knows its people or has one level only). By default
+        person i of the list has record i of the data; `record_ids` names the person of each record, `record_of_person`
+        gives the number of each person's record (-1: none supplied).
+
+        `max_grad_norm` may be left out: the plan's rules. With another one the run clips, and adds noise, at that norm
+        instead; privacy is the same, because it depends on the ratio of noise to norm only.
+
+        `criterion(outputs, targets)`, if given, is probed at the first batch: a loss in which examples mix is refused.
+        `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and `step()` only adds
+        up until the last. `seed` makes the run reproducible, guessable and so not for release.
+        `on_fresh_model(round)` is called where the plan starts a new model, and must reset the module's parameters.
+        """
+        if self._execution is not None:
+            fail("Expected a new PrivacyEngine for every run. Got one that has made something private before.")
+        check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
+        for name, value in (("max_physical_batch_size", max_physical_batch_size), ("steps_per_epoch", steps_per_epoch)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                fail(f"Expected {name} to be a whole number >= 1, or None. Got {value!r}.")
+        check_optimizer(optimizer)
+        _check_module(module)
+        plan = _with_norm(plan, max_grad_norm)
+        if on_fresh_model is None and any(r.fresh_model for r in plan.rounds[1:]):
+            fail(
+                "Expected on_fresh_model, a function that resets the module's parameters: the plan trains a fresh model "
+                "in each round. Got None. (pdpsgd.fit does this by itself.)"
+            )
+
+        levels, ids = _people(plan, budgets)
+        records = records_of(data_loader)
+        numbers = match_records(
+            people=len(levels), records=len(records), ids=ids, record_ids=record_ids, record_of_person=record_of_person
+        )
+        ranks = Ranks.join(device=_device(module))
+        if source is None:
+            source = (
+                RandomSource.from_operating_system(secure=secure)
+                if seed is None
+                else RandomSource.from_seed(seed, secure=secure)
+            )
+        ranks.check_same(plan=plan.digest, people=hashlib.sha256(levels.tobytes()).hexdigest())
+        source = ranks.share_key(source)
+        ranks.spread_module(module)
+
+        self.plan = plan
+        self.ranks = ranks
+        self.source = source
+        self.module = module
+        self.criterion = criterion
+        self.level_of_person = levels
+        self.record_of_person = numbers
+        self.records = records
+        self._on_fresh_model = on_fresh_model
+        self.execution = self._execution = Execution(
+            plan=plan,
+            level_of_person=levels,
+            record_of_person=numbers,
+            sampler=PoissonSampler(plan, levels, source, rank=ranks.rank, world_size=ranks.world_size),
+            max_physical_batch_size=max_physical_batch_size,
+        )
+        self.gradients = ClippedGradients(module)
+        self.optimizer = PrivateOptimizer(
+            optimizer,
+            gradients=self.gradients,
+            execution=self._execution,
+            source=source,
+            ranks=ranks,
+            loss_reduction=loss_reduction,
+        )
+        self.loader = PrivateLoader(self._execution, records, steps_per_epoch=steps_per_epoch)
+        self._execution.finish_empty_step = self.optimizer.step
+        self._execution.when_handed_out = [self._begin_step, self.optimizer.begin]
+        return module, self.optimizer, self.loader
+
+    @property
+    def steps_taken(self) -> int:
+        """How many steps of the plan count as taken: released, or given up."""
+        return self._running.steps_done
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps of the plan are still to be taken."""
+        return self._running.steps_left
+
+    @property
+    def release_note(self) -> str | None:
+        """Why results of this run are not for release; None if nothing speaks against it."""
+        return release_note(self.plan, self.source)
+
+    def spent(self) -> tuple[Spent, ...]:
+        """What each level has spent up to now, if nothing decided to look now but public things.
+
+        Guarantee: a run that was always going to end at this step is (epsilon, delta)-DP with these values. If the run
+        is stopped because of what the model showed, they are not a proof: the plan's total is, as the run might have
+        gone on. (Privacy filters and odometers need other theorems.)
+        """
+        so_far = self.plan.prefix(self.steps_taken)
+        account = accountant(self.plan.accountant)
+        return tuple(
+            Spent(account.epsilon(so_far.history_of(index), level.delta), level.delta)
+            for index, level in enumerate(self.plan.levels)
+        )
+
+    def forfeit_step(self) -> None:
+        """Give up the batch in hand, for a reason that does not depend on it: its step counts as taken."""
+        self._running.forfeit()
+        self.gradients.forget()
+
+    def check(self, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> None:
+        """Refuse a loss or a module in which examples mix: an example's gradient alone must be its gradient in a batch."""
+        from pdpsgd.probe import check_examples_do_not_mix
+
+        check_examples_do_not_mix(self.module, loss, inputs, targets)
+
+    def close(self) -> None:
+        """End the run: give the module back as it was and forget the key."""
+        self.gradients.remove()
+        self.source.erase()
+
+    @property
+    def _running(self) -> Execution:
+        if self._execution is None:
+            fail("Expected make_private to have been called on this engine. It has not been.")
+        return self._execution
+
+    def _begin_step(self, chunk: Chunk) -> None:
+        if not chunk.first:
+            return
+        execution = self._running
+        if chunk.step > 0 and execution.starts_round(chunk.step) and execution.round_of(chunk.step).fresh_model:
+            assert self._on_fresh_model is not None
+            self._on_fresh_model(execution.round_index(chunk.step))
+            self.optimizer.state.clear()
+        seed_torch(self.source, step=chunk.step, rank=self.ranks.rank)
+
+
+def release_note(plan: Plan, source: RandomSource) -> str | None:
+    """Why results are not for release: the plan tells who was drawn, or the randomness can be guessed."""
+    notes = [AS_PUBLISHED] * plan.sensitive + [GUESSABLE] * source.guessable
+    return "; ".join(notes) or None
+
+
+def seed_torch(source: RandomSource, *, step: int, rank: int = 0) -> None:
+    """Start torch's own generators anew for the step, from the key.
+
+    Dropout and augmentation then repeat when a step is repeated after an interruption: were they to differ, the step's
+    noise would meet two different gradients.
+    """
+    place = step.to_bytes(8, "little") + rank.to_bytes(8, "little")
+    digest = hashlib.blake2b(place, digest_size=8, key=source.key_bytes(), person=b"pdpsgd torch").digest()
+    seed = int.from_bytes(digest, "little") >> 1
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+def _with_norm(plan: Plan, max_grad_norm: float | None) -> Plan:
+    from dataclasses import replace
+
+    if max_grad_norm is None or max_grad_norm == plan.max_grad_norm:
+        return plan
+    check_positive(max_grad_norm=max_grad_norm)
+    return replace(plan, max_grad_norm=max_grad_norm)
+
+
+def _people(plan: Plan, budgets: Budgets | None) -> tuple[IntArray, IdArray | None]:
+    """The level of each person on the list, and their ids."""
+    if budgets is not None:
+        return np.asarray(plan.level_of_person(budgets), dtype=np.int64), budgets.ids
+    if plan.roster is not None:
+        return np.asarray(plan.roster.level, dtype=np.int64), plan.roster.ids
+    if len(plan.levels) == 1:
+        return np.zeros(plan.people, dtype=np.int64), None
+    fail(f"Expected budgets, to know who is on which of the plan's {len(plan.levels)} levels. Got None.")
+
+
+def _check_module(module: nn.Module) -> None:
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        fail(
+            f"Expected the bare module. Got it inside {type(module).__name__}: take it out (`.module`). Under torchrun "
+            "the ranks are joined by pdpsgd itself, because gradients must be clipped before they are added up."
+        )
+
+
+def _device(module: nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in module.parameters()), None)

@@ -1,0 +1,221 @@
+"""Levels: people with like budgets are treated alike, at a budget that is at most what each of them allows."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdpsgd.budgets import Budgets, FloatArray, IdArray, IntArray
+from pdpsgd.errors import check_positive, fail
+
+if TYPE_CHECKING:
+    from pdpsgd.plan import Plan
+
+MAX_LEVELS = 256
+MAX_DELTAS = 8
+AVERAGE_LOSS = 0.0045
+"""Levels are added until people give up less than this share of their epsilon on average."""
+FINEST_BINS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """Budgets rounded down to few values.
+
+    Guarantee: every person's level has an epsilon and a delta that are both at most the person's own, so whoever keeps
+    the promise to the levels keeps it to the people. `average_loss` is the mean share of epsilon given up by that.
+    """
+
+    epsilon: FloatArray
+    delta: FloatArray
+    people: IntArray
+    average_loss: float
+
+    def __len__(self) -> int:
+        return int(self.epsilon.size)
+
+    @property
+    def usable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Levels whose people allow anything at all."""
+        return (self.epsilon > 0) & (self.delta > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Which person is on which level: ids, and the level of each."""
+
+    ids: IdArray
+    level: IntArray
+
+
+def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
+    """Put people on at most `max_levels` levels, where the people are, losing as little epsilon as possible.
+
+    Few distinct deltas are kept as they are, many are rounded down to at most eight; then the budgets of each delta are
+    split where it saves most, until the average loss is below half a percent or the levels are used up.
+
+    >>> levels = make_levels(Budgets([0.5, 0.5, 2.0, 0.0]))
+    >>> levels.epsilon.tolist(), levels.people.tolist()
+    ([0.0, 0.5, 2.0], [1, 2, 1])
+    """
+    check_positive(max_levels=max_levels)
+    deltas = _round_down(budgets.delta, _delta_levels(budgets.delta, min(MAX_DELTAS, max_levels)))
+    never = (budgets.epsilon == 0) | (deltas == 0)
+    groups: list[_Group] = []
+    fixed: list[tuple[float, float]] = [(0.0, float(deltas[never].min()))] if never.any() else []
+    for delta in np.unique(deltas[~never]):
+        epsilons = budgets.epsilon[~never & (deltas == delta)]
+        finite = epsilons[np.isfinite(epsilons)]
+        if finite.size < epsilons.size:
+            fixed.append((np.inf, float(delta)))
+        if finite.size:
+            groups.append(_Group.of(finite, float(delta)))
+    room = max_levels - len(fixed)
+    if room < len(groups):
+        fail(f"Expected max_levels >= {len(groups) + len(fixed)} for these budgets. Got {max_levels}.")
+    splits = [(e, group.delta) for group in _split(groups, room) for e in [group.epsilons[0]]]
+    epsilon, delta_column = np.array(sorted(fixed + splits, key=lambda level: (level[1], level[0]))).T
+    index = assign(epsilon, delta_column, budgets)
+    people = np.bincount(index, minlength=epsilon.size)
+    finite_people = ~never & np.isfinite(budgets.epsilon)
+    kept = epsilon[index[finite_people]] / budgets.epsilon[finite_people]
+    loss = float(1 - kept.mean()) if kept.size else 0.0
+    return Levels(epsilon, delta_column, people, loss)
+
+
+def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray:
+    """The level of each person: the largest delta that is at most theirs, then the largest such epsilon.
+
+    The rule needs the levels and the person's own budget only, so that anyone can find their level in a published plan.
+    """
+    index = np.full(len(budgets), -1, dtype=np.int64)
+    # People whose epsilon or delta is 0 all stand on the one level that is never drawn.
+    never = (budgets.epsilon == 0) | (_round_down(budgets.delta, np.unique(delta)) == 0)
+    unused = np.flatnonzero(epsilon == 0)
+    index[never] = unused[0] if unused.size else -1
+    used = np.flatnonzero(epsilon > 0)
+    person_delta = _round_down(budgets.delta, np.unique(delta[used])) if used.size else np.zeros(len(budgets))
+    for value in np.unique(person_delta[~never]):
+        members = np.flatnonzero(~never & (person_delta == value))
+        level = used[delta[used] == value]
+        order = np.argsort(epsilon[level])
+        place = np.searchsorted(epsilon[level][order], budgets.epsilon[members], side="right") - 1
+        index[members] = np.where(place >= 0, level[order][place], -1)
+    return index
+
+
+def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
+    """The plan's level for each person; refuses people for whom the plan was not made."""
+    epsilon = np.array([level.epsilon for level in plan.levels])
+    delta = np.array([level.delta for level in plan.levels])
+    if plan.roster is not None:
+        index = _by_id(plan.roster, budgets)
+    elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
+        index = assign(epsilon, delta, budgets)
+    else:
+        fail("This plan has several levels with the same budget: who is on which stands in its roster, which is missing.")
+    lost = (index < 0) | (epsilon[index] > budgets.epsilon) | (delta[index] > budgets.delta)
+    if lost.any():
+        person = int(lost.argmax())
+        fail(
+            f"This plan was made for other people: nobody on it allows as little as person {budgets.ids[person]} "
+            f"(epsilon={budgets.epsilon[person]:g}, delta={budgets.delta[person]:g})."
+        )
+    counted = np.bincount(index, minlength=epsilon.size)
+    planned = np.array([level.people for level in plan.levels])
+    if not np.array_equal(counted, planned):
+        level = int((counted != planned).argmax())
+        fail(
+            f"This plan was made for other people: it has {planned[level]:,} at epsilon={epsilon[level]:g}, "
+            f"these budgets {counted[level]:,}."
+        )
+    return index
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sorted distinct budgets of one delta that would share the smallest of them as their level.
+
+    `count` and `inverse` are running sums of people and of people/epsilon, with a leading 0, so that the loss of any
+    stretch i..j is count - epsilon_i * inverse, in constant time.
+    """
+
+    epsilons: FloatArray
+    count: FloatArray
+    inverse: FloatArray
+    delta: float
+
+    @classmethod
+    def of(cls, epsilons: FloatArray, delta: float) -> _Group:
+        values, counts = np.unique(epsilons, return_counts=True)
+        weights = counts / values
+        if values.size > FINEST_BINS:
+            # Bins of equal ratio, each at its smallest member, so fine that what they lose does not matter.
+            ratio = np.log(values / values[0])
+            starts = np.unique(np.searchsorted(ratio, np.linspace(0, ratio[-1], FINEST_BINS)))
+            starts = starts[starts < values.size]
+            counts, weights = np.add.reduceat(counts, starts), np.add.reduceat(weights, starts)
+            values = values[starts]
+        return cls(values, np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(weights)), delta)
+
+    @property
+    def loss(self) -> float:
+        """Sum over people of the share of epsilon that they give up."""
+        return float((self.count[-1] - self.count[0]) - self.epsilons[0] * (self.inverse[-1] - self.inverse[0]))
+
+    def halves(self) -> tuple[_Group, _Group]:
+        """The two parts that together lose least."""
+        right = (self.count[-1] - self.count[1:-1]) - self.epsilons[1:] * (self.inverse[-1] - self.inverse[1:-1])
+        left = (self.count[1:-1] - self.count[0]) - self.epsilons[0] * (self.inverse[1:-1] - self.inverse[0])
+        cut = int(np.argmin(left + right)) + 1
+        return (
+            _Group(self.epsilons[:cut], self.count[: cut + 1], self.inverse[: cut + 1], self.delta),
+            _Group(self.epsilons[cut:], self.count[cut:], self.inverse[cut:], self.delta),
+        )
+
+
+def _split(groups: list[_Group], room: int) -> list[_Group]:
+    people = sum(group.count[-1] for group in groups)
+    if sum(group.epsilons.size for group in groups) <= room:
+        loss_allowed = 0.0  # every distinct budget can have its own level
+    else:
+        loss_allowed = AVERAGE_LOSS * people
+    heap = [(-group.loss, i, group) for i, group in enumerate(groups)]
+    heapq.heapify(heap)
+    loss, made = -sum(entry[0] for entry in heap), len(heap)
+    while made < room and loss > loss_allowed:
+        worst, _, group = heap[0]
+        if group.epsilons.size == 1:
+            break
+        low, high = group.halves()
+        heapq.heapreplace(heap, (-low.loss, 2 * made, low))
+        heapq.heappush(heap, (-high.loss, 2 * made + 1, high))
+        loss += worst + low.loss + high.loss
+        made += 1
+    return [group for _, _, group in heap]
+
+
+def _delta_levels(delta: FloatArray, most: int) -> FloatArray:
+    values = np.unique(delta)
+    if values.size <= most:
+        return values
+    positive = delta[delta > 0]
+    chosen = np.quantile(positive, np.linspace(0, 1, most, endpoint=False), method="lower")
+    return np.unique(np.append(chosen, 0.0 if positive.size < delta.size else chosen[0]))
+
+
+def _round_down(values: FloatArray, to: FloatArray) -> FloatArray:
+    place = np.searchsorted(to, values, side="right") - 1
+    return np.where(place >= 0, to[np.maximum(place, 0)], 0.0)
+
+
+def _by_id(roster: Roster, budgets: Budgets) -> IntArray:
+    if np.array_equal(roster.ids, budgets.ids):
+        return roster.level
+    order = np.argsort(roster.ids, kind="stable")
+    place = np.minimum(np.searchsorted(roster.ids[order], budgets.ids), order.size - 1)
+    found = roster.ids[order][place] == budgets.ids
+    return np.where(found, roster.level[order][place], -1)

@@ -1,0 +1,178 @@
+"""The optimizer of a private run: clipped sum, noise once, a public divisor, then the user's own optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    from pdpsgd.distributed import Ranks
+    from pdpsgd.execution import Chunk, Execution
+    from pdpsgd.gradients import ClippedGradients
+    from pdpsgd.randomness import RandomSource
+
+
+class PrivateOptimizer(Optimizer):
+    """Wraps any torch optimizer; shares its parameter groups and state, so schedulers may be built on either.
+
+    `step()` adds the batch's clipped sum to the step's. At the step's last batch it adds noise to the sum, once, divides
+    by the plan's expected batch size, puts the result where gradients are, and lets the wrapped optimizer step.
+    `took_step` says whether the last `step()` did that, or only added (where physical batches are limited).
+
+    Guarantee: what reaches the wrapped optimizer, and the parameters, is the Poisson-subsampled Gaussian mechanism of
+    the plan's round: sum of gradients clipped to C_l = max_grad_norm * clip_scale of the person's level, plus Gaussian
+    noise of standard deviation noise_multiplier * max_grad_norm, times a public constant. Whatever else lies in
+    `grad` is overwritten, never used.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        gradients: ClippedGradients,
+        execution: Execution,
+        source: RandomSource,
+        ranks: Ranks,
+        loss_reduction: str,
+    ) -> None:
+        # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
+        self.original = optimizer
+        self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
+        self.took_step = False
+        self.non_finite_gradients = 0  # sensitive: never written anywhere by default
+        self._execution = execution
+        self._gradients = gradients
+        self._source = source
+        self._ranks = ranks
+        self._loss_reduction = loss_reduction
+        self._check_parameters()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's groups."""
+        return self.original.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.original.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state."""
+        return self.original.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.original.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's defaults."""
+        return self.original.defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Add the batch's clipped sum; at the step's last batch release it with noise and move the model."""
+        self.took_step = False
+        chunk = self._execution.chunk_to_step()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._add(chunk)
+        chunk.added = True
+        if chunk.last:
+            self._release(chunk.step)
+            self._execution.released()
+            self.original.step()
+            self.took_step = True
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, and drop a backward pass that was not stepped."""
+        self.original.zero_grad(set_to_none)
+        if self._gradients.recorded_batch_size is not None:
+            self._gradients.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state: loads without pdpsgd."""
+        return self.original.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load into the wrapped optimizer."""
+        self.original.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the private module; any others would be moved without noise and are refused."""
+        self.original.add_param_group(param_group)
+        self._check_parameters()
+
+    def __repr__(self) -> str:
+        return f"Private{self.original!r}"
+
+    def begin(self, chunk: Chunk) -> None:
+        """A batch is handed out: forget what an abandoned one left behind."""
+        self._gradients.forget()
+        if chunk.first:
+            self._gradients.zero_sums()
+            for parameter in self._gradients.sums:
+                parameter.grad = None
+
+    def _add(self, chunk: Chunk) -> None:
+        recorded = self._gradients.recorded_batch_size
+        if chunk.size == 0:
+            # Mean over nothing: no gradient, or NaN. Nobody was drawn, so the sum is zero.
+            self._gradients.forget()
+            return
+        if recorded is None:
+            fail(
+                "Expected loss.backward() on the batch before optimizer.step(). Got none. (Was the model in "
+                "evaluation mode, or under torch.no_grad()?)"
+            )
+        if recorded != chunk.size:
+            fail(
+                f"Expected the loss of the batch as the loader gave it. Got a backward pass over {recorded} examples "
+                "instead. Batches must go through the model whole and once: do not cut, filter, repeat or extend them."
+            )
+        norms = chunk.clip_norms.to(next(iter(self._gradients.sums.values())).device)
+        self.non_finite_gradients += self._gradients.clipped_sum(norms, loss_reduction=self._loss_reduction)
+
+    def _release(self, step: int) -> None:
+        self._check_parameters()
+        planned = self._execution.round_of(step)
+        parameters = list(self._gradients.sums)
+        sums = [self._gradients.sums[parameter] for parameter in parameters]
+        self._ranks.gather_sums(sums)
+        if self._ranks.first:
+            deviation = planned.noise_multiplier * self._execution.plan.max_grad_norm
+            self._source.noise_(sums, standard_deviation=deviation, step=step)
+        self._ranks.spread(sums)
+        # The public divisor: never the drawn size, never the number of records.
+        torch._foreach_div_(sums, planned.expected_batch_size)
+        for parameter, total in zip(parameters, sums, strict=True):
+            parameter.grad = total if total.dtype == parameter.dtype else total.to(parameter.dtype)
+
+    def _check_parameters(self) -> None:
+        known = self._gradients.sums
+        for index, group in enumerate(self.original.param_groups):
+            for parameter in group["params"]:
+                if parameter not in known and parameter.requires_grad:
+                    fail(
+                        "Expected the optimizer to hold trainable parameters of the private module only. Got one of "
+                        f"shape {tuple(parameter.shape)} in param_groups[{index}] that the module does not have (or did "
+                        "not have when it was made private): it would be moved by a gradient without noise."
+                    )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse optimizers that look at the data more than once a step."""
+    if isinstance(optimizer, PrivateOptimizer):
+        fail("Expected an optimizer that is not private yet. Got one that make_private gave back.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        fail("Expected an optimizer that takes one gradient a step. Got LBFGS, which asks for several.")
+

@@ -1,0 +1,217 @@
+"""Whose record is which, and records by number: the private data as training sees it.
+
+People are known by their place on the public list, records by their place in the data. For now a person has one record
+or none. Somebody without a record is drawn like anyone and contributes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pdpsgd.budgets import IdArray, IntArray
+    from pdpsgd.execution import Chunk
+
+NO_RECORD = -1
+
+Batch = Any
+
+
+class Records(Protocol):
+    """The supplied records, and how to put some of them together as a batch."""
+
+    def __len__(self) -> int:
+        """How many records there are (sensitive: people may have supplied none)."""
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
+        """Each chunk with its records as a batch, in order."""
+
+
+def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor) -> Records:
+    """Take records from a data loader, a map-style dataset, or tensors whose first dimension counts records.
+
+    Tensors (also inside a `TensorDataset` with the default collation) are indexed directly: no loop over items.
+    """
+    if isinstance(data, Tensor):
+        return TensorRecords((data,))
+    if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        return TensorRecords(tuple(data))
+    loader = data if isinstance(data, DataLoader) else None
+    dataset: Any = data if loader is None else loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        fail(
+            "Expected data whose records can be drawn by number: a map-style Dataset, a DataLoader over one, "
+            f"or tensors. Got {type(dataset).__name__}."
+        )
+    plain = loader is None or (loader.collate_fn is default_collate and not loader.pin_memory)
+    if isinstance(dataset, TensorDataset) and plain:
+        return TensorRecords(dataset.tensors)
+    return DatasetRecords(dataset, loader)
+
+
+def match_records(
+    *,
+    people: int,
+    records: int,
+    ids: IdArray | None = None,
+    record_ids: ArrayLike | None = None,
+    record_of_person: ArrayLike | None = None,
+) -> IntArray:
+    """The number of each person's record, -1 for those who supplied none.
+
+    By default person i of the list has record i. `record_of_person` gives the numbers outright; `record_ids` names, for
+    each record, the person on the list (`ids`) whose record it is.
+
+    >>> match_records(people=3, records=2, ids=np.array(["ann", "bob", "cy"]), record_ids=["cy", "ann"])
+    array([ 1, -1,  0])
+    """
+    if record_ids is not None and record_of_person is not None:
+        fail("Expected record_ids or record_of_person, not both.")
+    if record_ids is not None:
+        return _match_by_id(people, records, ids, np.asarray(record_ids))
+    if record_of_person is None:
+        if records != people:
+            fail(
+                f"Expected one record for each of the {people} people on the list, in the list's order. Got {records} "
+                "records. Name each record's person (record_ids), or give each person's record number, "
+                "-1 for none (record_of_person)."
+            )
+        return np.arange(people, dtype=np.int64)
+    return _check_record_of_person(people, records, np.asarray(record_of_person))
+
+
+class TensorRecords:
+    """Records that lie in tensors already: a batch is one gather per tensor."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        sizes = {len(tensor) for tensor in tensors}
+        if len(sizes) != 1:
+            fail(f"Expected tensors with the same number of records. Got {sorted(sizes)}.")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
+        """Each chunk with its records as a list of tensors."""
+        for chunk in chunks:
+            numbers = torch.from_numpy(chunk.records)
+            yield chunk, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
+
+
+class DatasetRecords:
+    """Records fetched one by one from a map-style dataset and collated, by worker processes if the loader has them."""
+
+    def __init__(self, dataset: Dataset[Any], loader: DataLoader[Any] | None) -> None:
+        self.dataset = dataset
+        self.loader = loader
+        self._empty: Batch = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
+        """Each chunk with its records collated; workers, if any, fetch ahead (draws do not depend on the training)."""
+        fetched: deque[Chunk] = deque()
+        for batch in self._torch_loader(_numbers(chunks, fetched)):
+            chunk = fetched.popleft()
+            yield chunk, self.empty() if len(chunk.records) == 0 else batch
+
+    def empty(self) -> Batch:
+        """A batch of no records, with the shapes and types of any other."""
+        if self._empty is None:
+            if len(self) == 0:
+                fail("Expected at least one record, to know the shapes of a batch. Got none.")
+            collate = default_collate if self.loader is None else self.loader.collate_fn
+            self._empty = _first_none(collate([self.dataset[0]]))
+        return self._empty
+
+    def _torch_loader(self, numbers: Iterable[list[int]]) -> Iterable[Batch]:
+        loader = self.loader
+        if loader is None or loader.num_workers == 0:
+            collate = default_collate if loader is None else loader.collate_fn
+            return (collate([self.dataset[i] for i in some]) if some else None for some in numbers)
+        return DataLoader(
+            self.dataset,
+            batch_sampler=numbers,  # type: ignore[arg-type]
+            collate_fn=_CollateUnlessEmpty(loader.collate_fn),
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+        )
+
+
+class _CollateUnlessEmpty:
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[Any]) -> Any:
+        return self.collate(items) if items else []
+
+
+def _numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterator[list[int]]:
+    for chunk in chunks:
+        fetched.append(chunk)
+        yield chunk.records.tolist()
+
+
+def _first_none(batch: Any) -> Any:
+    """The first no rows of everything in a collated batch."""
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _first_none(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_first_none, batch))
+    if isinstance(batch, (list, tuple)) and not all(isinstance(part, str) for part in batch):
+        return type(batch)(map(_first_none, batch))
+    return batch[:0]
+
+
+def _match_by_id(people: int, records: int, ids: IdArray | None, record_ids: IdArray) -> IntArray:
+    if len(record_ids) != records:
+        fail(f"Expected one id for each of the {records} records. Got {len(record_ids)}.")
+    names = np.arange(people) if ids is None else np.asarray(ids)
+    person_of_id = {name: person for person, name in enumerate(names.tolist())}
+    result = np.full(people, NO_RECORD, dtype=np.int64)
+    for record, name in enumerate(record_ids.tolist()):
+        person = person_of_id.get(name)
+        if person is None:
+            fail(f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is not.")
+        if result[person] != NO_RECORD:
+            fail(f"Expected one record a person. Got records {result[person]} and {record}, both of {name!r}.")
+        result[person] = record
+    return result
+
+
+def _check_record_of_person(people: int, records: int, numbers: IntArray) -> IntArray:
+    if numbers.shape != (people,) or numbers.dtype.kind not in "iu":
+        fail(
+            f"Expected record_of_person to have one whole number for each of the {people} people. "
+            f"Got shape {numbers.shape}, type {numbers.dtype}."
+        )
+    numbers = numbers.astype(np.int64)
+    supplied = numbers[numbers != NO_RECORD]
+    if supplied.size and (supplied.min() < 0 or supplied.max() >= records):
+        wrong = supplied[(supplied < 0) | (supplied >= records)][0]
+        fail(f"Expected record numbers from 0 to {records - 1}, or -1 for none. Got {wrong}.")
+    if np.unique(supplied).size != supplied.size:
+        fail("Expected one record a person and one person a record. Got a record given to two people.")
+    if supplied.size != records:
+        missing = np.setdiff1d(np.arange(records), supplied)[0]
+        fail(f"Expected every record's person to be on the list. Got record {missing}, which is nobody's.")
+    return numbers
