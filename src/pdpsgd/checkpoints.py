@@ -113,7 +113,9 @@ def unpack_optimizer(optimizer: HasState, tensors: Mapping[str, torch.Tensor], p
         optimizer.load_state_dict(_from_json(packed, tensors))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         kind = type(optimizer).__name__
-        raise PdpsgdError(f"Expected a saved state that fits {kind}. Got one that does not: {error}.") from error
+        raise PdpsgdError(
+            f"Expected a saved state that fits {kind}. Got one that does not: {error}."
+        ) from error
 
 
 def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
@@ -164,13 +166,19 @@ def _decode(content: bytes, *, place: str) -> Checkpoint:
         metadata = json.loads(header[8:])["__metadata__"]
         found, version, checksum = metadata["format"], metadata["version"], metadata["checksum"]
     except (ValueError, KeyError, TypeError):
-        fail(f"Expected a checkpoint of pdpsgd at {place!r}. Got a file that is none, or whose beginning is damaged.")
+        fail(
+            f"Expected a checkpoint of pdpsgd at {place!r}. Got a file that is none, or whose beginning is damaged."
+        )
     if found != FORMAT:
         fail(f"Expected format {FORMAT!r} at {place!r}. Got {found!r}.")
     if version != str(VERSION):
-        fail(f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}: made by another pdpsgd.")
+        fail(
+            f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}: made by another pdpsgd."
+        )
     if _checksum(header.replace(str(checksum).encode(), _NO_CHECKSUM.encode(), 1), body) != checksum:
-        fail(f"Expected an undamaged checkpoint at {place!r}. Its checksum does not fit: it was changed or cut off.")
+        fail(
+            f"Expected an undamaged checkpoint at {place!r}. Its checksum does not fit: it was changed or cut off."
+        )
     key = metadata.get("key")
     return Checkpoint(
         tensors=safetensors.torch.load(content),
@@ -259,13 +267,16 @@ def _to_json(value: Any, place: str, tensors: dict[str, torch.Tensor] | None = N
         if kind is not Counter and all(type(name) is str and not name.startswith("$") for name in value):
             return {name: _to_json(item, f"{place}.{name}", tensors) for name, item in value.items()}
         pairs = [
-            [_to_json(name, place), _to_json(item, f"{place}.{name}", tensors)] for name, item in value.items()
+            [_to_json(name, place), _to_json(item, f"{place}.{name}", tensors)]
+            for name, item in value.items()
         ]
         return {_COUNTER if kind is Counter else _DICT: pairs}
     if tensors is not None and hasattr(value, "untyped_storage"):
         tensors[place] = value
         return {_TENSOR: place}
-    fail(f"Expected {place} to be a number, string, None, tensor, list, tuple or dict, to save it. Got {kind.__name__}.")
+    fail(
+        f"Expected {place} to be a number, string, None, tensor, list, tuple or dict, to save it. Got {kind.__name__}."
+    )
 
 
 def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -290,7 +301,7 @@ def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
-    """Digest kind, shape and content, unmistakably; False where the value is none of the kinds that are known."""
+    """Digest kind, shape and content, unmistakably; False where something in it is of no known kind."""
     if isinstance(value, Mapping):
         digest.update(f"mapping {len(value)};".encode())
         return all(_digest_value(digest, part) for item in value.items() for part in item)
@@ -304,17 +315,53 @@ def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
     if hasattr(value, "untyped_storage"):
         import torch
 
-        value = value.detach().cpu().contiguous()
         digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
-        digest.update(value.view(-1).view(torch.uint8).numpy().data)
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return True
-    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        value = np.ascontiguousarray(value)
-        digest.update(f"{value.dtype} {value.shape};".encode())
-        digest.update(value.reshape(-1).view(np.uint8).data)
+    if hasattr(value, "__array_interface__"):  # numpy's arrays and numbers, and images
+        array = np.ascontiguousarray(value)
+        if array.dtype == object:
+            return _digest_value(digest, array.tolist())
+        digest.update(f"{array.dtype} {array.shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
         return True
     return False
 
 
-def _digest_dataset(digest: hashlib.blake2b, data: Any, samples: int) -> None:
-    ...
+def _digest_dataset(digest: hashlib.blake2b, dataset: Any, samples: int) -> None:
+    try:
+        length = len(dataset)
+    except TypeError:
+        fail(
+            f"Expected tensors, arrays, or a dataset that has a length and items. Got {type(dataset).__name__}."
+        )
+    digest.update(f"dataset {type(dataset).__name__} {length};".encode())
+    places = np.unique(np.linspace(0, max(length - 1, 0), min(samples, length)).astype(int))
+    first, again = (_digest_items(dataset, places.tolist()) for _ in range(2))
+    if first == again:
+        digest.update(first)
+
+
+def _digest_items(dataset: Any, places: Sequence[int]) -> bytes:
+    digest = hashlib.blake2b()
+    for place in places:
+        with _fixed_seeds():
+            _digest_value(digest, dataset[place])
+    return digest.digest()
+
+
+@contextlib.contextmanager
+def _fixed_seeds() -> Iterator[None]:
+    """Seed the three global generators that augmentation uses, and put them back: reading must not change a run."""
+    import torch
+
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.random.default_generator.manual_seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002

@@ -208,7 +208,9 @@ def blocks(tensors: Sequence[torch.Tensor], *, size: int = _BLOCK) -> Iterator[l
     block: list[torch.Tensor] = []
     room = size
     for tensor in tensors:
-        pieces = tensor.view(-1).split(size) if tensor.numel() > size and tensor.is_contiguous() else (tensor,)
+        pieces = (
+            tensor.view(-1).split(size) if tensor.numel() > size and tensor.is_contiguous() else (tensor,)
+        )
         for piece in pieces:
             if block and piece.numel() > room:
                 yield block

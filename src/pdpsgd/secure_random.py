@@ -44,14 +44,18 @@ DRAWS = 4
 GRID_BITS = 10
 
 
-def add_secure_noise_(tensors: Sequence[torch.Tensor], standard_deviation: float, words: BitGenerator) -> None:
+def add_secure_noise_(
+    tensors: Sequence[torch.Tensor], standard_deviation: float, words: BitGenerator
+) -> None:
     """Add Gaussian noise to the tensors, in place, and round the result to a public grid."""
     import torch
 
     grid = 2.0 ** (math.floor(math.log2(standard_deviation)) - GRID_BITS)
     for block in blocks(tensors):
         sizes = [tensor.numel() for tensor in block]
-        noise = sum(_exact_normals(words, sum(sizes)) for _ in range(DRAWS)) * (standard_deviation / math.sqrt(DRAWS))
+        noise = sum(_exact_normals(words, sum(sizes)) for _ in range(DRAWS)) * (
+            standard_deviation / math.sqrt(DRAWS)
+        )
         for tensor, part in zip(block, torch.split(noise, sizes), strict=True):
             noised = tensor.to("cpu", torch.float64) + part.view(tensor.shape)
             tensor.copy_((noised / grid).round_().mul_(grid))
