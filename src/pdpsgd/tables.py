@@ -46,7 +46,8 @@ def open_table(table: Any) -> tuple[Frame, Source]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".csv":
-            return nw.from_native(polars.read_csv(path), eager_only=True), Source(path.name, first_row=2)
+            frame = polars.read_csv(path, infer_schema_length=None)  # a late odd value makes text, not an error
+            return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2)
         if suffix in (".parquet", ".pq"):
             return nw.from_native(polars.read_parquet(path), eager_only=True), Source(path.name)
     except polars.exceptions.PolarsError as error:
