@@ -26,6 +26,7 @@ stays false.
 
 from __future__ import annotations
 
+import decimal
 import json
 import math
 import re
@@ -196,11 +197,11 @@ def _blank(value: Any) -> bool:
 
 def _draft_column(series: nw.Series[Any]) -> Column:
     if series.dtype.is_numeric():
-        finite = [v for v in (series.min(), series.max()) if v is not None and math.isfinite(v)]
-        if len(finite) < 2:
+        finite = [value for value in cells(series) if value is not None and math.isfinite(value)]
+        if not finite:
             return Ignored()
-        low, high = _round_outward(finite[0], -1), _round_outward(finite[1], 1)
-        return Numeric(low, high if high > low else low + 1)
+        low, high = _rounded(min(finite), decimal.ROUND_FLOOR), _rounded(max(finite), decimal.ROUND_CEILING)
+        return Numeric(low, high if high > low else low + max(1, abs(low)))
     if not all(value is None or isinstance(value, (str, bool)) for value in cells(series.unique())):
         return Ignored()  # dates, lists and the like
     categories = _distinct(series)
@@ -219,12 +220,9 @@ def _number_first(text: str) -> tuple[int, float, str]:
         return (1, 0.0, text)
 
 
-def _round_outward(value: float, direction: int) -> float:
+def _rounded(value: float, rounding: str) -> float:
     """Two significant digits, away from the data: for a person to start from, not a way to hide anything."""
-    if value == 0:
-        return 0
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-    rounded = float(f"{direction * math.ceil(direction * value / unit - 1e-9) * unit:.6g}")
+    rounded = float(decimal.Context(prec=2, rounding=rounding).create_decimal(repr(float(value))))
     return int(rounded) if rounded.is_integer() else rounded
 
 

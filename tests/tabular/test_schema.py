@@ -64,7 +64,7 @@ def test_text_that_differs_for_nearly_everybody_is_drafted_as_ignored() -> None:
 
 def test_a_column_of_one_number_gets_a_range_all_the_same() -> None:
     frame = polars.DataFrame({"x": [5, 5], "y": ["a", "b"]})
-    assert draft_schema(frame, label="y").columns == {"x": Numeric(5, 6)}
+    assert draft_schema(frame, label="y").columns == {"x": Numeric(5, 10)}
 
 
 def test_an_empty_column_is_drafted_as_ignored() -> None:
@@ -72,17 +72,13 @@ def test_an_empty_column_is_drafted_as_ignored() -> None:
     assert draft_schema(frame, label="y").columns == {"x": Ignored(), "z": Ignored()}
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20))
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=20))
 def test_a_drafted_range_covers_the_data(values: list[float]) -> None:
-    frame = polars.DataFrame(
-        {"x": values, "y": ["a", "b"] + ["a"] * (len(values) - 2)}
-        if len(values) > 1
-        else {"x": values * 2, "y": ["a", "b"]}
-    )
+    frame = polars.DataFrame({"x": values * 2, "y": ["a", "b"] * len(values)})
     column = draft_schema(frame, label="y").columns["x"]
     assert isinstance(column, Numeric)
-    assert column.low <= min(values) + 1e-6 * abs(min(values))
-    assert column.high >= max(values) - 1e-6 * abs(max(values))
+    assert column.low <= min(values)
+    assert column.high >= max(values)
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
