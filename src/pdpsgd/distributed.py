@@ -98,7 +98,9 @@ class Ranks:
                 dist.all_gather_object(digests, digest)
             odd = [rank for rank in range(self.world_size) if digests[rank] != digests[0]]
             if odd:
-                fail(f"Expected the same {name} on all ranks. Got another one on rank {odd[0]} than on rank 0.")
+                fail(
+                    f"Expected the same {name} on all ranks. Got another one on rank {odd[0]} than on rank 0."
+                )
 
     def wait(self) -> None:
         """Until everybody is here."""

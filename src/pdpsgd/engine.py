@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd.accounting import accountant
-from pdpsgd.distributed import Ranks
+from pdpsgd.checkpoints import HasState, fingerprint_data, load, pack_optimizer, save, unpack_optimizer
+from pdpsgd.distributed import Ranks, digest_of_module
 from pdpsgd.errors import check_one_of, check_positive, fail
 from pdpsgd.execution import Chunk, Execution
 from pdpsgd.gradients import ClippedGradients
@@ -21,6 +25,7 @@ from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
 from pdpsgd.randomness import GUESSABLE, RandomSource
 from pdpsgd.records import match_records, records_of
+from pdpsgd.resuming import Journal, check_same_run, describe_model, describe_optimizer
 from pdpsgd.sampling import PoissonSampler
 
 if TYPE_CHECKING:
@@ -94,9 +99,14 @@ class PrivacyEngine:
         `on_fresh_model(round)` is called where the plan starts a new model, and must reset the module's parameters.
         """
         if self._execution is not None:
-            fail("Expected a new PrivacyEngine for every run. Got one that has made something private before.")
+            fail(
+                "Expected a new PrivacyEngine for every run. Got one that has made something private before."
+            )
         check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
-        for name, value in (("max_physical_batch_size", max_physical_batch_size), ("steps_per_epoch", steps_per_epoch)):
+        for name, value in (
+            ("max_physical_batch_size", max_physical_batch_size),
+            ("steps_per_epoch", steps_per_epoch),
+        ):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 fail(f"Expected {name} to be a whole number >= 1, or None. Got {value!r}.")
         check_optimizer(optimizer)
@@ -111,7 +121,11 @@ class PrivacyEngine:
         levels, ids = _people(plan, budgets)
         records = records_of(data_loader)
         numbers = match_records(
-            people=len(levels), records=len(records), ids=ids, record_ids=record_ids, record_of_person=record_of_person
+            people=len(levels),
+            records=len(records),
+            ids=ids,
+            record_ids=record_ids,
+            record_of_person=record_of_person,
         )
         ranks = Ranks.join(device=_device(module))
         if source is None:
@@ -132,7 +146,14 @@ class PrivacyEngine:
         self.level_of_person = levels
         self.record_of_person = numbers
         self.records = records
+        self.journal: Journal | None = None
+        self._data_fingerprint: str | None = None
         self._on_fresh_model = on_fresh_model
+        self._options = {
+            "loss_reduction": loss_reduction,
+            "max_physical_batch_size": max_physical_batch_size,
+            "secure": source.secure,
+        }
         self.execution = self._execution = Execution(
             plan=plan,
             level_of_person=levels,
@@ -183,6 +204,81 @@ class PrivacyEngine:
             for index, level in enumerate(self.plan.levels)
         )
 
+    def save(self, path: str | os.PathLike[str], **others: HasState) -> None:
+        """Write a checkpoint between two steps: model, optimizer, position, key, and `others` (a scheduler, say).
+
+        On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to yourself,
+        and call `close` (or `pdpsgd.checkpoints.erase_key`) when the run has ended.
+        """
+        tensors = {f"model.{name}": value for name, value in self.module.state_dict().items()}
+        packed: dict[str, Any] = {}
+        for name, other in {"optimizer": self.optimizer, **others}.items():
+            more, packed[name] = pack_optimizer(other, prefix=name)
+            tensors.update(more)
+        state = {
+            "run": self.description(),
+            "steps_done": self.steps_taken,
+            "forfeited": list(self._running.forfeited),
+            "source": {
+                "secure": self.source.secure,
+                "guessable": self.source.guessable,
+                "algorithm": self.source.algorithm,
+            },
+            "packed": packed,
+        }
+        self.ranks.check_same(model=digest_of_module(self.module) if self.ranks.world_size > 1 else "")
+        if self.ranks.first:
+            save(path, tensors, state, self.source.key_bytes())
+            if self.journal is not None:
+                self.journal.begin_anew()
+        self.ranks.wait()
+
+    def resume(self, path: str | os.PathLike[str], **others: HasState) -> None:
+        """Go on from a checkpoint: to be called after `make_private` with the same things, before the first step.
+
+        Refuses another plan, other people, data, model, optimizer, options or number of ranks than the checkpoint was
+        made with, a damaged file, and a run that has ended.
+        """
+        if self.steps_taken:
+            fail(
+                f"Expected a run that has not begun, to resume another in its place. Got one at step {self.steps_taken}."
+            )
+        checkpoint = self.ranks.spread_object(load(path) if self.ranks.first else None)
+        if checkpoint.key is None:
+            fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
+        self._use(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
+        check_same_run(checkpoint.state["run"], self.description(), place=str(path))
+        state = {name: checkpoint.tensors[f"model.{name}"] for name in self.module.state_dict()}
+        self.module.load_state_dict(state)
+        for name, other in {"optimizer": self.optimizer, **others}.items():
+            if name not in checkpoint.state["packed"]:
+                fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
+            unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
+        self._running.steps_done = checkpoint.state["steps_done"]
+        self._running.forfeited = list(checkpoint.state["forfeited"])
+
+    def keep_journal(self, path: str | os.PathLike[str]) -> None:
+        """Note what each step's noise meets, so that a resumed run cannot let it meet anything else (see `resuming`)."""
+        if self.ranks.first:
+            self.journal = self.optimizer.journal = Journal(Path(path), self.source)
+
+    def description(self) -> dict[str, Any]:
+        """What the run depends on, apart from the model's parameters: a resume must agree with all of it."""
+        # The digests of private data are keyed: without the key nobody can check a guess.
+        key = self.source.key_bytes()
+        people = (self.level_of_person, self.record_of_person)
+        if self._data_fingerprint is None:
+            self._data_fingerprint = fingerprint_data(self.records.source, key=key)
+        return {
+            "plan": self.plan.digest,
+            "people": fingerprint_data(people, key=key),
+            "data": self._data_fingerprint,
+            "model": describe_model(self.module),
+            "optimizer": describe_optimizer(self.optimizer.original),
+            "options": self._options,
+            "number of ranks": self.ranks.world_size,
+        }
+
     def forfeit_step(self) -> None:
         """Give up the batch in hand, for a reason that does not depend on it: its step counts as taken."""
         self._running.forfeit()
@@ -197,6 +293,8 @@ class PrivacyEngine:
     def close(self) -> None:
         """End the run: give the module back as it was and forget the key."""
         self.gradients.remove()
+        if self.journal is not None:
+            self.journal.close(remove=True)
         self.source.erase()
 
     @property
@@ -205,13 +303,26 @@ class PrivacyEngine:
             fail("Expected make_private to have been called on this engine. It has not been.")
         return self._execution
 
+    def _use(self, source: RandomSource) -> None:
+        """Take draws and noise from this source from now on."""
+        self.source = self.optimizer.source = source
+        self._data_fingerprint = None
+        self._running.sampler = PoissonSampler(
+            self.plan, self.level_of_person, source, rank=self.ranks.rank, world_size=self.ranks.world_size
+        )
+
     def _begin_step(self, chunk: Chunk) -> None:
         if not chunk.first:
             return
         execution = self._running
-        if chunk.step > 0 and execution.starts_round(chunk.step) and execution.round_of(chunk.step).fresh_model:
+        if (
+            chunk.step > 0
+            and execution.starts_round(chunk.step)
+            and execution.round_of(chunk.step).fresh_model
+        ):
             assert self._on_fresh_model is not None
             self._on_fresh_model(execution.round_index(chunk.step))
+            self.ranks.spread_module(self.module)
             self.optimizer.state.clear()
         seed_torch(self.source, step=chunk.step, rank=self.ranks.rank)
 
@@ -237,8 +348,6 @@ def seed_torch(source: RandomSource, *, step: int, rank: int = 0) -> None:
 
 
 def _with_norm(plan: Plan, max_grad_norm: float | None) -> Plan:
-    from dataclasses import replace
-
     if max_grad_norm is None or max_grad_norm == plan.max_grad_norm:
         return plan
     check_positive(max_grad_norm=max_grad_norm)

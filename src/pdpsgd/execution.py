@@ -67,7 +67,7 @@ class Execution:
         # What others want to do when a chunk is handed out, or when an empty batch was not stepped.
         self.when_handed_out: list[Callable[[Chunk], None]] = []
         self.finish_empty_step: Callable[[], None] = lambda: None
-        self._sampler = sampler
+        self.sampler = sampler
         self._level_of_person = level_of_person
         self._record_of_person = record_of_person
         self._everybody_supplied = bool((record_of_person == np.arange(len(record_of_person))).all())
@@ -139,7 +139,9 @@ class Execution:
         if chunk is None:
             fail("Expected a batch from the private loader before optimizer.step(). Got none.")
         if chunk.added:
-            fail(f"Expected one optimizer.step() per batch. Got a second one for the batch of step {chunk.step}.")
+            fail(
+                f"Expected one optimizer.step() per batch. Got a second one for the batch of step {chunk.step}."
+            )
         return chunk
 
     def released(self) -> None:
@@ -156,7 +158,7 @@ class Execution:
         self.steps_done += 1
 
     def _draw(self, step: int) -> Iterator[Chunk]:
-        people = self._sampler.draw(step)
+        people = self.sampler.draw(step)
         levels = self._level_of_person[people]
         norms = self._norm_of_level[self.round_index(step)][levels]
         records = people if self._everybody_supplied else self._record_of_person[people]
@@ -177,7 +179,9 @@ class Execution:
     def _follows(self, chunk: Chunk) -> bool:
         """Whether the chunk comes after the one in hand, or begins its step (or the next one) anew."""
         before = self.in_hand
-        return before is None or chunk.first or (before.step == chunk.step and before.added and not before.last)
+        return (
+            before is None or chunk.first or (before.step == chunk.step and before.added and not before.last)
+        )
 
     def _fail_iterated_twice(self) -> None:
         fail(

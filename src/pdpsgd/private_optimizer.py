@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pdpsgd.execution import Chunk, Execution
     from pdpsgd.gradients import ClippedGradients
     from pdpsgd.randomness import RandomSource
+    from pdpsgd.resuming import Journal
 
 
 class PrivateOptimizer(Optimizer):
@@ -48,7 +49,8 @@ class PrivateOptimizer(Optimizer):
         self.non_finite_gradients = 0  # sensitive: never written anywhere by default
         self._execution = execution
         self._gradients = gradients
-        self._source = source
+        self.source = source
+        self.journal: Journal | None = None
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._check_parameters()
@@ -149,8 +151,10 @@ class PrivateOptimizer(Optimizer):
         sums = [self._gradients.sums[parameter] for parameter in parameters]
         self._ranks.gather_sums(sums)
         if self._ranks.first:
+            if self.journal is not None:
+                self.journal.meet(step, sums)
             deviation = planned.noise_multiplier * self._execution.plan.max_grad_norm
-            self._source.noise_(sums, standard_deviation=deviation, step=step)
+            self.source.noise_(sums, standard_deviation=deviation, step=step)
         self._ranks.spread(sums)
         # The public divisor: never the drawn size, never the number of records.
         torch._foreach_div_(sums, planned.expected_batch_size)
@@ -175,4 +179,3 @@ def check_optimizer(optimizer: Optimizer) -> None:
         fail("Expected an optimizer that is not private yet. Got one that make_private gave back.")
     if isinstance(optimizer, torch.optim.LBFGS):
         fail("Expected an optimizer that takes one gradient a step. Got LBFGS, which asks for several.")
-

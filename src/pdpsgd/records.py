@@ -31,6 +31,10 @@ Batch = Any
 class Records(Protocol):
     """The supplied records, and how to put some of them together as a batch."""
 
+    @property
+    def source(self) -> Any:
+        """What the records are taken from."""
+
     def __len__(self) -> int:
         """How many records there are (sensitive: people may have supplied none)."""
 
@@ -99,6 +103,7 @@ class TensorRecords:
         if len(sizes) != 1:
             fail(f"Expected tensors with the same number of records. Got {sorted(sizes)}.")
         self.tensors = tensors
+        self.source = tensors
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -114,7 +119,7 @@ class DatasetRecords:
     """Records fetched one by one from a map-style dataset and collated, by worker processes if the loader has them."""
 
     def __init__(self, dataset: Dataset[Any], loader: DataLoader[Any] | None) -> None:
-        self.dataset = dataset
+        self.source = self.dataset = dataset
         self.loader = loader
         self._empty: Batch = None
 
@@ -191,9 +196,13 @@ def _match_by_id(people: int, records: int, ids: IdArray | None, record_ids: IdA
     for record, name in enumerate(record_ids.tolist()):
         person = person_of_id.get(name)
         if person is None:
-            fail(f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is not.")
+            fail(
+                f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is not."
+            )
         if result[person] != NO_RECORD:
-            fail(f"Expected one record a person. Got records {result[person]} and {record}, both of {name!r}.")
+            fail(
+                f"Expected one record a person. Got records {result[person]} and {record}, both of {name!r}."
+            )
         result[person] = record
     return result
 
