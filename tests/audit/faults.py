@@ -1,0 +1,125 @@
+"""Faults planted at one point of the real training path, each as a test double of the part that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from pdpsgd.engine import PrivacyEngine
+from pdpsgd.plan import Plan
+from pdpsgd.randomness import RandomSource
+from pdpsgd.sampling import PoissonSampler
+
+Tamper = Callable[[PrivacyEngine], None]
+
+
+class HalfTheNoise(RandomSource):
+    def noise_(self, tensors, *, standard_deviation, step):
+        super().noise_(tensors, standard_deviation=standard_deviation / 2, step=step)
+
+
+class NoNoiseOnTheLastTensor(RandomSource):
+    def noise_(self, tensors, *, standard_deviation, step):
+        super().noise_(tensors[:-1], standard_deviation=standard_deviation, step=step)
+
+
+def no_clipping_on_the_first_tensor(engine: PrivacyEngine) -> None:
+    honest = engine.gradients.clipped_sum
+
+    def clipped_sum(clip_norms, *, loss_reduction="mean"):
+        parameter = next(iter(engine.gradients.sums))
+        whole = engine.gradients.per_example_gradients(loss_reduction=loss_reduction)[parameter].sum(0)
+        before = engine.gradients.sums[parameter].clone()
+        count = honest(clip_norms, loss_reduction=loss_reduction)
+        engine.gradients.sums[parameter].copy_(before + whole)
+        return count
+
+    engine.gradients.clipped_sum = clipped_sum
+
+
+def sampled_by(change: Callable[[Plan], Plan]) -> Tamper:
+    """The sampler draws by another plan than the one that the run is accounted by."""
+
+    def tamper(engine: PrivacyEngine) -> None:
+        engine.execution.sampler = PoissonSampler(change(engine.plan), engine.level_of_person, engine.source)
+
+    return tamper
+
+
+def with_rates(plan: Plan, rates: Callable[[tuple[float, ...]], tuple[float, ...]], **other: object) -> Plan:
+    rounds = []
+    for r in plan.rounds:
+        changed = replace(r, sample_rates=rates(r.sample_rates), **other)
+        drawn = sum(
+            level.people * pi * q
+            for level, pi, q in zip(plan.levels, changed.participation, changed.sample_rates, strict=True)
+        )
+        object.__setattr__(changed, "expected_batch_size", drawn)
+        rounds.append(changed)
+    return replace(plan, rounds=tuple(rounds))
+
+
+def first_tier_at_twice_its_rate(plan: Plan) -> Plan:
+    return with_rates(plan, lambda rates: (2 * rates[0], *rates[1:]))
+
+
+def first_level_at_the_rate_of_the_last(plan: Plan) -> Plan:
+    return with_rates(plan, lambda rates: (rates[-1], *rates[1:]))
+
+
+def drawn_once_and_kept(plan: Plan) -> Plan:
+    """The same people at every step: their chance per step is as planned, but the steps are not drawn
+    afresh."""
+    return with_rates(
+        plan,
+        lambda rates: tuple(1.0 for _ in rates),
+        participation=plan.rounds[0].sample_rates,
+    )
+
+
+def twice_the_norm_at_half_the_rate(engine: PrivacyEngine) -> None:
+    """What people contribute on average is as planned; how much they can contribute is not."""
+    sampled_by(lambda plan: with_rates(plan, lambda rates: tuple(q / 2 for q in rates)))(engine)
+    honest = engine.gradients.clipped_sum
+    engine.gradients.clipped_sum = lambda norms, **options: honest(2 * norms, **options)
+
+
+def divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:
+    """Noisy sum over drawn size, as if the expected size had been meant."""
+
+    def divide(step, total, drawn, expected):
+        return total * (expected / max(drawn, 1))
+
+    _after_noise(engine, divide)
+
+
+def _after_noise(engine: PrivacyEngine, change) -> None:
+    optimizer = engine.optimizer
+    honest = optimizer._release
+
+    def release(step: int) -> None:
+        honest(step)
+        drawn = engine.execution.in_hand.size
+        expected = engine.execution.round_of(step).expected_batch_size
+        for parameter in engine.gradients.sums:
+            parameter.grad = change(step, parameter.grad, drawn, expected)
+
+    optimizer._release = release
+
+
+def sum_divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:
+    """The clipped sum becomes a mean over the drawn before noise of the planned size is added."""
+    source = engine.source
+    honest = source.noise_
+
+    def noise_(tensors, *, standard_deviation, step):
+        drawn = engine.execution.in_hand.size
+        expected = engine.execution.round_of(step).expected_batch_size
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.mul_(expected / max(drawn, 1))
+        honest(tensors, standard_deviation=standard_deviation, step=step)
+
+    source.noise_ = noise_
