@@ -1,7 +1,8 @@
 """Checkpoints: one file, no pickle, written whole or not at all.
 
-A checkpoint is an ordinary safetensors file; what is not a tensor is JSON in its metadata, with a checksum over all of
-it. It holds the run's secret key, so only its owner may read it, and `erase_key` takes the key out when the run ends.
+A checkpoint is an ordinary safetensors file; what is not a tensor is JSON in its metadata, with a checksum
+over all of it. It holds the run's secret key, so only its owner may read it, and `erase_key` takes the key
+out when the run ends.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def save(
     state: Mapping[str, JSON],
     key: bytes | None,
 ) -> None:
-    """Write a checkpoint, readable by its owner only; whatever happens, `path` is whole: the old one or the new one.
+    """Write a checkpoint, readable by its owner only; whatever happens, `path` is whole, old or new.
 
-    The new file is completed beside the old one, forced to the disk, and only then takes its name. Where that fails
-    (a full disk, an unwritable folder) the old file stays as it was, and the error says so.
+    The new file is completed beside the old one, forced to the disk, and only then takes its name. Where
+    that fails (a full disk, an unwritable folder) the old file stays as it was, and the error says so.
     """
     path = Path(path)
     content = _encode(tensors, state, key)
@@ -62,12 +63,12 @@ def save(
         kept = "The checkpoint saved before is untouched." if path.exists() else "There was none before."
         reason = f"{error.strerror} ({error.filename or path})"
         raise PdpsgdError(
-            f"Expected to write a checkpoint of {len(content):,} bytes to {str(path)!r}. Got: {reason}. {kept}"
+            f"Expected to write a checkpoint ({len(content):,} bytes) to {str(path)!r}. Got: {reason}. {kept}"
         ) from error
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint; refuses a file that is damaged, cut off, of another version, or no checkpoint at all."""
+    """Read a checkpoint; refuses a file that is damaged, cut off, of another version, or none at all."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -78,8 +79,9 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 def erase_key(path: str | os.PathLike[str]) -> None:
     """Rewrite the checkpoint without its key: the run has ended, and nobody is to repeat its noise.
 
-    The place on the disk where the key stood is overwritten as far as the file system allows. One that copies on write,
-    and most flash storage, may keep it until the space is used again: encrypt the disk where that matters.
+    The place on the disk where the key stood is overwritten as far as the file system allows. One that
+    copies on write, and most flash storage, may keep it until the space is used again: encrypt the disk
+    where that matters.
     """
     checkpoint = load(path)
     save(path, checkpoint.tensors, checkpoint.state, None)
@@ -100,8 +102,9 @@ class HasState(Protocol):
 def pack_optimizer(optimizer: HasState, *, prefix: str = "optimizer") -> tuple[dict[str, torch.Tensor], JSON]:
     """The state of an optimizer or a scheduler as tensors and JSON, exactly.
 
-    Numbers (also infinite ones and NaN), None, strings, tensors, and lists, tuples and dicts of these come back as they
-    were, with their types. Anything else is refused by its place: a run cannot go on from what was not saved.
+    Numbers (also infinite ones and NaN), None, strings, tensors, and lists, tuples and dicts of these come
+    back as they were, with their types. Anything else is refused by its place: a run cannot go on from what
+    was not saved.
     """
     tensors: dict[str, torch.Tensor] = {}
     return tensors, _to_json(optimizer.state_dict(), prefix, tensors)
@@ -121,12 +124,13 @@ def unpack_optimizer(optimizer: HasState, tensors: Mapping[str, torch.Tensor], p
 def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
     """A digest of the data that a run is on, so that it is not resumed on other data.
 
-    Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of any other
-    map-style dataset: its length, its kind, and `samples` items spread evenly from the first to the last, read under
-    fixed seeds so that random augmentation repeats. Items that still differ when read twice cannot be told from other
-    data; of these only length and kind count.
+    Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of
+    any other map-style dataset: its length, its kind, and `samples` items spread evenly from the first to
+    the last, read under fixed seeds so that random augmentation repeats. Items that still differ when read
+    twice cannot be told from other data; of these only length and kind count.
 
-    The digest of private data lets anyone check a guess of them. With the run's `key` only those who have it can.
+    The digest of private data lets anyone check a guess of them. With the run's `key` only those who have
+    it can.
     """
     digest = hashlib.blake2b(digest_size=32, key=key, person=b"pdpsgd data")
     whole = getattr(data, "tensors", data)
@@ -135,7 +139,7 @@ def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
     return digest.hexdigest()
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
+# --- the file ----------------------------------------------------------------------------------------------
 
 _NO_CHECKSUM = "0" * 64
 
@@ -166,18 +170,15 @@ def _decode(content: bytes, *, place: str) -> Checkpoint:
         metadata = json.loads(header[8:])["__metadata__"]
         found, version, checksum = metadata["format"], metadata["version"], metadata["checksum"]
     except (ValueError, KeyError, TypeError):
-        fail(
-            f"Expected a checkpoint of pdpsgd at {place!r}. Got a file that is none, or whose beginning is damaged."
-        )
+        fail(f"Expected a checkpoint of pdpsgd at {place!r}. Got another file, or one with a damaged start.")
     if found != FORMAT:
         fail(f"Expected format {FORMAT!r} at {place!r}. Got {found!r}.")
     if version != str(VERSION):
-        fail(
-            f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}: made by another pdpsgd."
-        )
+        fail(f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}.")
     if _checksum(header.replace(str(checksum).encode(), _NO_CHECKSUM.encode(), 1), body) != checksum:
         fail(
-            f"Expected an undamaged checkpoint at {place!r}. Its checksum does not fit: it was changed or cut off."
+            f"Expected an undamaged checkpoint at {place!r}. Got one whose checksum does not fit: "
+            "it was changed or cut off."
         )
     key = metadata.get("key")
     return Checkpoint(
@@ -247,9 +248,10 @@ def _force_to_disk(folder: Path) -> None:
             os.close(descriptor)
 
 
-# --- what JSON lacks -------------------------------------------------------------------------------------------------
+# --- what JSON lacks ---------------------------------------------------------------------------------------
 
-# JSON has no tensors, no tuples, no infinities, and only strings as keys. A dict of one of these keys stands for them.
+# JSON has no tensors, no tuples, no infinities, and only strings as keys. A dict of one of these keys
+# stands for them.
 _TENSOR, _TUPLE, _FLOAT, _DICT, _COUNTER = "$tensor", "$tuple", "$float", "$dict", "$counter"
 
 
@@ -263,7 +265,7 @@ def _to_json(value: Any, place: str, tensors: dict[str, torch.Tensor] | None = N
         return [_to_json(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
     if kind is tuple:
         return {_TUPLE: _to_json(list(value), place, tensors)}
-    if kind in (dict, Counter) or isinstance(value, dict) and kind.__name__ in ("OrderedDict", "defaultdict"):
+    if isinstance(value, dict):
         if kind is not Counter and all(type(name) is str and not name.startswith("$") for name in value):
             return {name: _to_json(item, f"{place}.{name}", tensors) for name, item in value.items()}
         pairs = [
@@ -275,7 +277,8 @@ def _to_json(value: Any, place: str, tensors: dict[str, torch.Tensor] | None = N
         tensors[place] = value
         return {_TENSOR: place}
     fail(
-        f"Expected {place} to be a number, string, None, tensor, list, tuple or dict, to save it. Got {kind.__name__}."
+        f"Expected {place} to be a number, string, None, tensor, list, tuple or dict, which can be saved. "
+        f"Got {kind.__name__}."
     )
 
 
@@ -297,7 +300,7 @@ def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
     return {name: _from_json(item, tensors) for name, item in value.items()}
 
 
-# --- the data's digest -----------------------------------------------------------------------------------------------
+# --- the data's digest -------------------------------------------------------------------------------------
 
 
 def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
@@ -332,9 +335,7 @@ def _digest_dataset(digest: hashlib.blake2b, dataset: Any, samples: int) -> None
     try:
         length = len(dataset)
     except TypeError:
-        fail(
-            f"Expected tensors, arrays, or a dataset that has a length and items. Got {type(dataset).__name__}."
-        )
+        fail(f"Expected tensors, arrays, or a dataset with a length and items. Got {type(dataset).__name__}.")
     digest.update(f"dataset {type(dataset).__name__} {length};".encode())
     places = np.unique(np.linspace(0, max(length - 1, 0), min(samples, length)).astype(int))
     first, again = (_digest_items(dataset, places.tolist()) for _ in range(2))
@@ -352,14 +353,14 @@ def _digest_items(dataset: Any, places: Sequence[int]) -> bytes:
 
 @contextlib.contextmanager
 def _fixed_seeds() -> Iterator[None]:
-    """Seed the three global generators that augmentation uses, and put them back: reading must not change a run."""
+    """Seed the global generators that augmentation uses, and put them back: reading changes nothing."""
     import torch
 
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
-        torch.random.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         try:
             yield
         finally:

@@ -1,9 +1,9 @@
 """A secret key and the step's number make every draw and all noise.
 
-Nothing here keeps a position in a stream: what happens at a step is a function of the key and the step's number alone.
-A run that is killed and resumed therefore repeats its steps exactly, and two different steps never share their noise.
-The same noise must never meet different gradients (their difference would have no noise at all), so the key must be
-secret, belongs to one run, and is erased when the run ends.
+Nothing here keeps a position in a stream: what happens at a step is a function of the key and the step's
+number alone. A run that is killed and resumed therefore repeats its steps exactly, and two different steps
+never share their noise. The same noise must never meet different gradients (their difference would have no
+noise at all), so a key is secret, belongs to one run, and is erased when the run ends.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import hashlib
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
 
 from pdpsgd.errors import check_positive, fail
 
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
     import torch
 
 KEY_BYTES = 32
+FAST = "sfc64"
 GUESSABLE = "reproducible, guessable: not for release"
 
 WordArray = npt.NDArray[np.uint64]
 
 
 class BitGenerator(Protocol):
-    """What draws are made of: uniform 64-bit words. Every numpy bit generator is one."""
+    """What draws and noise are made of: uniform 64-bit words. Every bit generator of numpy is one."""
 
     def random_raw(self, size: int) -> WordArray:
         """The next `size` words."""
@@ -39,29 +41,34 @@ class BitGenerator(Protocol):
 class RandomSource:
     """A secret key; every draw and all noise of a step come from the key and the step's number, nothing else.
 
-    By default words come from SFC64, a fast generator that is statistically sound but not cryptographic. It gets a
-    fresh 256-bit state for every purpose, step and rank from BLAKE2b keyed with the secret key, so nobody can try out
-    all states. (A `torch.Generator` would be a hole: on CPUs `manual_seed` uses 32 bits of its seed, few enough to try
-    them all against a model that was seen before and after a step. On other devices all 64 bits count; there it is used.)
-    With `secure=True` words come from a cryptographic generator, and noise is protected against being reconstructed
-    from its last bits: see `pdpsgd.secure_random`.
+    By default words come from SFC64, a fast generator that is statistically sound but not cryptographic. For
+    every purpose, step and rank it gets a fresh state of 192 bits, derived by BLAKE2b from the secret key, so
+    there are far too many states to try. (A `torch.Generator` would be a hole here: on CPUs, `manual_seed`
+    uses 32 bits of its seed, few enough to try them all on a model seen before and after a step. On other
+    devices it uses all 64; there it makes the noise of the default mode.)
 
-    Guarantee: draws and noise have the distribution that the plan was proven for, as far as the generator's words are
-    uniform and independent for somebody who does not have the key. A key made `from_seed` can be guessed: `guessable`
+    With `secure=True` words come from a cryptographic generator, and noise is protected against being
+    reconstructed from its last bits: see `pdpsgd.secure_random`.
+
+    Guarantee: draws and noise have the distribution that the plan was proven for, as far as words look
+    uniform and independent to somebody without the key. A key made `from_seed` can be guessed: `guessable`
     says so, and what was trained with it is not for release.
     """
 
     guessable: bool
     secure: bool
+    algorithm: str
 
     def __init__(self, key: bytes, *, secure: bool, guessable: bool, algorithm: str | None = None) -> None:
         if len(key) != KEY_BYTES:
             fail(f"Expected a key of {KEY_BYTES} bytes. Got {len(key)} bytes.")
         self._key = bytearray(key)
+        self._erased = False
         self._next_noise_step = 0
-        self.secure = secure
+        self._noise_blocks: dict[tuple[Any, ...], _NoiseBlock] = {}
         self.guessable = guessable
-        self.algorithm = _choose_algorithm(secure, algorithm)
+        self.secure = secure
+        self.algorithm = _choose_algorithm(secure=secure, wanted=algorithm)
 
     @classmethod
     def from_operating_system(cls, *, secure: bool = False) -> RandomSource:
@@ -73,43 +80,45 @@ class RandomSource:
         """A key made of a seed: reproducible, guessable, not for release."""
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             fail(f"Expected seed to be a whole number >= 0. Got seed={seed!r}.")
-        return cls(_digest(str(int(seed)).encode(), purpose="seed"), secure=secure, guessable=True)
+        return cls(_derive(b"", str(int(seed)).encode(), purpose="seed"), secure=secure, guessable=True)
 
     @classmethod
     def from_key(
         cls, key: bytes, *, secure: bool = False, guessable: bool = False, algorithm: str | None = None
     ) -> RandomSource:
-        """The source that a checkpoint was made with; `algorithm` refuses to go on with another generator."""
+        """The source a checkpoint was made with; `algorithm` refuses to go on with another generator."""
         return cls(key, secure=secure, guessable=guessable, algorithm=algorithm)
 
     def key_bytes(self) -> bytes:
         """The secret key, for checkpoints only."""
-        if not any(self._key):
-            fail("Expected a random source that is still in use. Its key was erased when the run ended.")
+        if self._erased:
+            fail("Expected a random source that is still in use. Its key was erased when its run ended.")
         return bytes(self._key)
 
     def erase(self) -> None:
         """Forget the key; every later use is refused."""
         self._key[:] = bytes(KEY_BYTES)
+        self._erased = True
 
     def draw_generator(self, *, step: int, rank: int = 0) -> BitGenerator:
-        """Words that decide who is drawn at a step (by this rank)."""
-        return self._generator("draw", step=step, rank=rank)
+        """Words that decide who is drawn at a step, by this rank."""
+        return self._generator("draw", number=step, rank=rank)
 
     def round_generator(self, *, round: int, rank: int = 0) -> BitGenerator:
-        """Words that decide who takes part in a round (among this rank's people)."""
-        return self._generator("round", step=round, rank=rank)
+        """Words that decide who takes part in a round, among this rank's people."""
+        return self._generator("round", number=round, rank=rank)
 
     def noise_(self, tensors: Sequence[torch.Tensor], *, standard_deviation: float, step: int) -> None:
         """Add Gaussian noise to the tensors, in place: the one noise vector of the step.
 
-        A step's noise is given out once. Asking again (or for an earlier step) is refused, because the same noise on
-        other gradients would reveal their difference.
+        The noise of a step is given out once. Asking again, or for an earlier step, is refused: the same
+        noise on other gradients would reveal their difference.
 
-        Guarantee: each element gets independent noise of this standard deviation, so a sum whose norm changes by at
-        most C with one person's record is released as by a Gaussian mechanism of noise multiplier
-        `standard_deviation` / C. Box-Muller from 40-bit uniforms reaches 7.5 standard deviations; what lies beyond has
-        probability 1e-13 and is missing.
+        Guarantee: each element gets independent Gaussian noise of this standard deviation, so that sums
+        which one person's record changes by a norm of at most C are released as by a Gaussian mechanism
+        with noise multiplier `standard_deviation` / C. (Noise ends at 7.4 standard deviations on CPUs. The
+        chance of more would be 1e-13. Where float32 rounds the noised sum, it does so in the default mode
+        as anywhere else.)
         """
         check_positive(standard_deviation=standard_deviation)
         for place, tensor in enumerate(tensors):
@@ -117,101 +126,61 @@ class RandomSource:
                 fail(f"Expected tensors[{place}] to hold floating-point numbers. Got {tensor.dtype}.")
         if step < self._next_noise_step:
             fail(
-                f"Expected step >= {self._next_noise_step}: the noise of earlier steps was already given out, and the same "
-                f"noise on other gradients would reveal their difference. Got step={step}."
+                f"Expected step >= {self._next_noise_step}: earlier noise was given out already, and on other "
+                f"gradients it would reveal their difference. Got step={step!r}."
             )
+        generator = self._generator("noise", number=step)
         if self.secure:
             from pdpsgd.secure_random import add_secure_noise_
 
-            add_secure_noise_(tensors, standard_deviation, self._generator("noise", step=step))
+            add_secure_noise_(tensors, standard_deviation, generator)
         else:
-            _add_noise_(tensors, standard_deviation, self._seed("noise", step=step))
+            self._add_noise_(tensors, standard_deviation, generator)
         self._next_noise_step = step + 1
 
-    def _generator(self, purpose: str, *, step: int, rank: int = 0) -> BitGenerator:
-        seed = self._seed(purpose, step=step, rank=rank)
+    def _add_noise_(
+        self, tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
+    ) -> None:
+        for block in blocks([tensor for tensor in tensors if tensor.device.type == "cpu"]):
+            shapes = tuple(tensor.shape for tensor in block)
+            if shapes not in self._noise_blocks:
+                if len(self._noise_blocks) >= _KEPT_BLOCKS:
+                    self._noise_blocks.clear()
+                self._noise_blocks[shapes] = _NoiseBlock(block)
+            for tensor, noise in zip(
+                block, self._noise_blocks[shapes].make(generator, standard_deviation), strict=True
+            ):
+                tensor.add_(noise)
+        elsewhere = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+        _add_noise_on_device_(elsewhere, standard_deviation, generator)
+
+    def _generator(self, purpose: str, *, number: int, rank: int = 0) -> BitGenerator:
+        if number < 0 or rank < 0:
+            fail(f"Expected the {purpose}'s number and rank to be >= 0. Got {number!r} and {rank!r}.")
+        place = int(number).to_bytes(8, "little") + int(rank).to_bytes(8, "little")
+        seed = _derive(self.key_bytes(), place, purpose=purpose)
         if self.secure:
             from pdpsgd.secure_random import SecureWords
 
-            return SecureWords(seed, self.algorithm)
+            return SecureWords(seed, algorithm=self.algorithm)
         return _fast_words(seed)
 
-    def _seed(self, purpose: str, *, step: int, rank: int = 0) -> bytes:
-        if step < 0 or rank < 0:
-            fail(f"Expected step >= 0 and rank >= 0. Got step={step!r}, rank={rank!r}.")
-        place = int(step).to_bytes(8, "little") + int(rank).to_bytes(8, "little")
-        return _digest(place, purpose=purpose, key=self.key_bytes())
-
     def __repr__(self) -> str:
-        kind = GUESSABLE if self.guessable else "key from the operating system"
-        return f"RandomSource({self.algorithm}, {kind})"
+        return f"RandomSource({self.algorithm}, {GUESSABLE if self.guessable else 'secret key'})"
 
 
-def _choose_algorithm(secure: bool, wanted: str | None) -> str:
-    if not secure:
-        available = "sfc64"
-    else:
-        from pdpsgd.secure_random import available_algorithm
+def blocks(tensors: Sequence[torch.Tensor], *, size: int = 2**16) -> Iterator[list[torch.Tensor]]:
+    """All elements of the tensors in order, as lists of views with at most `size` elements together.
 
-        available = available_algorithm(wanted)
-    if wanted not in (None, available):
-        fail(f"Expected the generator {available!r} (secure={secure}). Got algorithm={wanted!r}.")
-    return available
-
-
-def _digest(content: bytes, *, purpose: str, key: bytes = b"") -> bytes:
-    # `person` keeps the purposes apart: no two of them can ever hash to the same stream.
-    person = f"pdpsgd {purpose}".encode()
-    return hashlib.blake2b(content, digest_size=KEY_BYTES, key=key, person=person).digest()
-
-
-def _fast_words(seed: bytes) -> BitGenerator:
-    # numpy's own default pool of 128 bits would lose half the seed.
-    entropy = np.random.SeedSequence(int.from_bytes(seed, "little"), pool_size=KEY_BYTES // 4)
-    return np.random.SFC64(entropy)
-
-
-# --- noise in the default mode ---------------------------------------------------------------------------------------
-
-_BLOCK = 2**16  # normals made at once: their temporaries stay in the second-level cache
-
-
-def _add_noise_(tensors: Sequence[torch.Tensor], standard_deviation: float, seed: bytes) -> None:
-    import torch
-
-    on_cpu = [tensor for tensor in tensors if tensor.device.type == "cpu"]
-    words = _fast_words(seed)
-    for block in blocks(on_cpu):
-        sizes = [tensor.numel() for tensor in block]
-        noise = _normals(words, sum(sizes), standard_deviation)
-        for tensor, part in zip(block, noise.split(sizes), strict=True):
-            tensor.add_(part.view(tensor.shape))
-
-    generators: dict[torch.device, torch.Generator] = {}
-    for tensor in tensors:
-        if tensor.device.type == "cpu":
-            continue
-        if tensor.device not in generators:
-            device_seed = _digest(str(tensor.device).encode(), purpose="device", key=seed)
-            generators[tensor.device] = torch.Generator(tensor.device)
-            generators[tensor.device].manual_seed(int.from_bytes(device_seed[:8], "little", signed=True))
-        noise = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
-        tensor.add_(noise.normal_(0.0, standard_deviation, generator=generators[tensor.device]))
-
-
-def blocks(tensors: Sequence[torch.Tensor], *, size: int = _BLOCK) -> Iterator[list[torch.Tensor]]:
-    """The tensors' elements in order, as lists of views of at most `size` elements in all.
-
-    Small tensors share a block (one pass over the noise, not one each); large ones are cut, so that the memory for
-    noise is bounded. A large tensor with gaps or permuted dimensions is a block of its own.
+    Small tensors share a block, so that noise is made in one go; large ones are cut, so that the memory for
+    it is bounded and stays in the cache. A large tensor that is not contiguous is a block of its own.
     """
     block: list[torch.Tensor] = []
     room = size
     for tensor in tensors:
-        pieces = (
-            tensor.view(-1).split(size) if tensor.numel() > size and tensor.is_contiguous() else (tensor,)
-        )
-        for piece in pieces:
+        cut = tensor.numel() > size and tensor.is_contiguous()
+        flat = tensor.view(-1) if cut else tensor
+        for piece in [flat[at : at + size] for at in range(0, len(flat), size)] if cut else [tensor]:
             if block and piece.numel() > room:
                 yield block
                 block, room = [], size
@@ -221,21 +190,85 @@ def blocks(tensors: Sequence[torch.Tensor], *, size: int = _BLOCK) -> Iterator[l
         yield block
 
 
-def _normals(words: BitGenerator, count: int, standard_deviation: float) -> torch.Tensor:
-    """Independent normal numbers (float32) by Box and Muller: a word gives a radius (40 bits) and an angle (24 bits).
+def _choose_algorithm(*, secure: bool, wanted: str | None) -> str:
+    if secure:
+        from pdpsgd.secure_random import choose_algorithm
 
-    A small uniform keeps its leading bits as a float, so 40 bits reach sqrt(2 * 41 * ln 2) = 7.5 standard deviations
-    (the usual 24 bits end at 5.8, which leaves an event of probability 1e-8 that gives a person away).
-    """
+        return choose_algorithm(wanted)
+    if wanted not in (None, FAST):
+        fail(f"Expected algorithm={FAST!r} for a source that is not secure. Got algorithm={wanted!r}.")
+    return FAST
+
+
+def _derive(key: bytes, content: bytes, *, purpose: str) -> bytes:
+    # `person` keeps the purposes apart: the noise of step 3 has nothing to do with the draw of step 3.
+    person = f"pdpsgd {purpose}".encode()
+    return hashlib.blake2b(content, digest_size=KEY_BYTES, key=key, person=person).digest()
+
+
+def _fast_words(seed: bytes) -> BitGenerator:
+    state: Any = _State(seed)
+    return np.random.SFC64(state)
+
+
+class _State(ISeedSequence):
+    """Hands a derived seed to a generator of numpy as its state."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = seed
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.frombuffer(self._seed, dtype=dtype)[:n_words]
+
+
+# --- noise of the default mode -----------------------------------------------------------------------------
+
+_KEPT_BLOCKS = 16
+
+
+class _NoiseBlock:
+    """Makes normal numbers in the shapes of some tensors; keeps its memory from step to step."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        import torch
+
+        sizes = [tensor.numel() for tensor in tensors]
+        self._half = (sum(sizes) + 1) // 2
+        self._angle, self._radius, self._extra = torch.empty(3, self._half)
+        self._pairs = torch.empty(2, self._half)
+        parts = torch.split(self._pairs.view(-1)[: sum(sizes)], sizes)
+        self._parts = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def make(self, generator: BitGenerator, standard_deviation: float) -> list[torch.Tensor]:
+        """Independent normal numbers by Box and Muller, valid until the next call: two from a word.
+
+        Of its 64 bits, 24 are the angle and 39 the radius. A float keeps the leading bits of a small
+        number, so 39 bits reach sqrt(2 * 40 * ln 2) = 7.4 standard deviations. The customary 24 bits end at
+        5.8: an event of chance 1e-8 would give away a record that moved the sum past it.
+        """
+        import torch
+
+        words = torch.from_numpy(generator.random_raw(self._half).view(np.int32))
+        first, second = words[: self._half], words[self._half :]
+        self._extra.copy_(first & 0xFF).add_(0.5).mul_(2.0**-8)
+        angle = self._angle.copy_(first & ~0xFF).mul_(math.pi / 2**31)
+        uniform = self._radius.copy_(second & 0x7FFFFFFF).add_(self._extra).mul_(2.0**-31)
+        radius = uniform.log_().mul_(-2 * standard_deviation**2).sqrt_()
+        torch.cos(angle, out=self._pairs[0])
+        torch.sin(angle, out=self._pairs[1])
+        self._pairs.mul_(radius)
+        return self._parts
+
+
+def _add_noise_on_device_(
+    tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
+) -> None:
     import torch
 
-    raw = words.random_raw((count + 1) // 2)
-    low = raw.astype(np.uint32) << np.uint32(8)
-    angle = torch.from_numpy(low.view(np.int32)).to(torch.float32).mul_(math.pi / 2**31)
-    high = torch.from_numpy((raw >> np.uint64(24)).view(np.int64))
-    uniform = high.to(torch.float32).add_(0.5).mul_(2.0**-40)
-    radius = uniform.log_().mul_(-2 * standard_deviation**2).sqrt_()
-    pairs = torch.empty(2, len(raw))
-    torch.cos(angle, out=pairs[0])
-    torch.sin(angle, out=pairs[1])
-    return pairs.mul_(radius).view(-1)[:count]
+    generators: dict[torch.device, torch.Generator] = {}
+    for tensor in tensors:
+        if tensor.device not in generators:
+            generators[tensor.device] = torch.Generator(tensor.device)
+            generators[tensor.device].manual_seed(int(generator.random_raw(1)[0]))
+        noise = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        tensor.add_(noise.normal_(0.0, standard_deviation, generator=generators[tensor.device]))

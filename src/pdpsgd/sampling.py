@@ -1,9 +1,9 @@
-"""Who is in the batch of a step: exact Poisson sampling, each level at its own rate, at a cost that does not grow with n.
+"""Who is in the batch of a step: exact Poisson sampling, a rate for each level, at a cost independent of n.
 
-Everybody of a level is drawn independently at the level's rate. That is the same as drawing how many (a binomial
-number) and then which (that many distinct members, all equally likely), which costs as much as the batch is large.
-Levels of similar rate are drawn together at the highest rate among them, and the drawn are kept with probability
-(own rate / highest rate): "thinning". It makes 256 levels as cheap as one.
+Everybody of a level is drawn independently at the level's rate. That is the same as drawing how many (a
+binomial number) and then which (that many distinct members, all equally likely), which costs as much as the
+batch is large. Levels of similar rates are drawn together at the highest of them, and each one drawn is
+kept with the chance (own rate / highest rate). This "thinning" makes 256 levels nearly as cheap as one.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ if TYPE_CHECKING:
     from pdpsgd.randomness import BitGenerator, RandomSource, WordArray
 
 IntArray = npt.NDArray[np.int64]
+AnyIntArray = npt.NDArray[np.integer]
 
 
 class PoissonSampler:
     """Draws the batches of a plan.
 
-    With `world_size` > 1 this rank draws among its own people only (person p with p % world_size == rank); the union
-    over all ranks is the Poisson sample.
+    With `world_size` > 1 this rank draws among its own people only (person p with p % world_size == rank);
+    the union over all ranks is the Poisson sample.
 
-    Guarantee: given the round's participants, everybody is drawn at every step independently of everybody else and of
-    all other steps, with the chance `sample_rates[level]` of the plan; who participates is drawn once a round with the
-    chance `participation[level]`. The words of `source` are taken to be uniform. Chances of 0 and 1 are exact; others
-    are rounded down to a multiple of 2^-63, and the number drawn has its binomial probabilities to within 2^-64 each,
-    so that nobody's rate is above the plan's by as much as 2^-60.
+    Guarantee: who takes part in a round is drawn once, each person on their own, with the chance
+    `participation[level]`; at every step of the round each participant is drawn, independently of all
+    others and of all other steps, with the chance `sample_rates[level]`. Chances of 0 and 1 are exact;
+    others are rounded down to multiples of 2^-63, and a number of people drawn has its binomial probability
+    to within 2^-64, so nobody's rate is above the plan's by as much as 2^-60. This takes the words of
+    `source` to be uniform.
 
-    Who was drawn, and how many, is sensitive: it must not be shown.
+    Who was drawn, and how many, is sensitive: never show it.
     """
 
     def __init__(
         self,
         plan: Plan,
-        level_of_person: npt.NDArray[np.integer],
+        level_of_person: AnyIntArray,
         source: RandomSource,
         *,
         rank: int = 0,
@@ -56,22 +58,22 @@ class PoissonSampler:
         self._plan = plan
         self._source = source
         self._rank = rank
-        self._people = _group_by_level(level_of_person, len(plan.levels), rank, world_size)
-        self._round = -1
+        self._people = _sort_by_level(level_of_person, len(plan.levels), rank, world_size)
+        self._round: int | None = None
+        self._participants = self._people
         self._bands: tuple[_Band, ...] = ()
-        self._members = self._people.members
 
     def draw(self, step: int) -> IntArray:
         """Positions, in the list of people, of those drawn at the step (counted from 0 over the whole plan).
 
-        A function of the key and the step alone: drawing a step again gives the same people. In no particular order;
-        nobody twice; an empty array where nobody was drawn.
+        A function of the key and the step alone: drawing a step again gives the same people. In no particular
+        order, nobody twice; an empty array where nobody was drawn.
         """
         if not 0 <= step < len(self):
             fail(f"Expected 0 <= step < {len(self)}, the plan's steps. Got step={step!r}.")
         self._enter_round(self._plan.round_of_step(step))
-        words = self._source.draw_generator(step=step, rank=self._rank)
-        return self._members[_draw(self._bands, words)].astype(np.int64)
+        generator = self._source.draw_generator(step=step, rank=self._rank)
+        return self._participants.members.take(_draw(self._bands, generator)).astype(np.int64)
 
     def __len__(self) -> int:
         return self._plan.steps
@@ -82,18 +84,18 @@ class PoissonSampler:
         r = self._plan.rounds[index]
         people = self._people
         if any(chance < 1 for chance in r.participation):
-            words = self._source.round_generator(round=index, rank=self._rank)
-            people = people.only(_draw(_bands(people.sizes, r.participation), words))
-        self._members = people.members
+            generator = self._source.round_generator(round=index, rank=self._rank)
+            people = people.only(_draw(_bands(people.sizes, r.participation), generator))
+        self._participants = people
         self._bands = _bands(people.sizes, r.sample_rates)
         self._round = index
 
 
 @dataclass(frozen=True)
 class _People:
-    """Positions of people in the list, sorted by level; level l has members[starts[l] : starts[l + 1]]."""
+    """Positions of people in the list, sorted by level: level l has members[starts[l] : starts[l + 1]]."""
 
-    members: npt.NDArray[np.integer]
+    members: AnyIntArray
     starts: IntArray
 
     @property
@@ -106,128 +108,130 @@ class _People:
         return _People(self.members[chosen], np.searchsorted(chosen, self.starts))
 
 
-def _group_by_level(
-    level_of_person: npt.NDArray[np.integer], levels: int, rank: int, world_size: int
-) -> _People:
+def _sort_by_level(level_of_person: AnyIntArray, levels: int, rank: int, world_size: int) -> _People:
     mine = level_of_person[rank::world_size]
+    # 16-bit numbers are sorted by counting; 32-bit positions keep a list of ten million people at 40 MB.
     order = np.argsort(mine.astype(np.uint16 if levels <= 2**16 else np.int64), kind="stable")
-    kind = np.int32 if len(level_of_person) < 2**31 else np.int64
-    members = (order * world_size + rank).astype(kind)
+    position = np.int32 if len(level_of_person) < 2**31 else np.int64
+    members: AnyIntArray = (order * world_size + rank).astype(position)
     return _People(members, np.concatenate(([0], np.cumsum(np.bincount(mine, minlength=levels)))))
 
 
-def _check_people(plan: Plan, level_of_person: npt.NDArray[np.integer]) -> None:
+def _check_people(plan: Plan, level_of_person: AnyIntArray) -> None:
     if level_of_person.ndim != 1 or not np.issubdtype(level_of_person.dtype, np.integer):
         fail(
             "Expected level_of_person to be a one-dimensional array of whole numbers. "
             f"Got shape {level_of_person.shape} of {level_of_person.dtype}."
         )
-    if len(level_of_person) and not 0 <= level_of_person.min() <= level_of_person.max() < len(plan.levels):
-        worst = level_of_person.max() if level_of_person.max() >= len(plan.levels) else level_of_person.min()
-        fail(f"Expected level_of_person in 0 ... {len(plan.levels) - 1}, the plan's levels. Got {worst}.")
+    lowest, highest = (level_of_person.min(), level_of_person.max()) if len(level_of_person) else (0, 0)
+    if lowest < 0 or highest >= len(plan.levels):
+        wrong = lowest if lowest < 0 else highest
+        fail(f"Expected level_of_person in 0 ... {len(plan.levels) - 1}, the plan's levels. Got {wrong}.")
     found = np.bincount(level_of_person, minlength=len(plan.levels))
     for index, level in enumerate(plan.levels):
         if found[index] != level.people:
-            fail(f"Expected {level.people} people of level {index}, as in the plan. Got {found[index]}.")
+            fail(f"Expected {level.people} people on level {index}, as in the plan. Got {found[index]}.")
 
 
-# --- bands: levels drawn together ------------------------------------------------------------------------------------
+# --- bands: levels drawn together --------------------------------------------------------------------------
 
-# What a step costs, in units of one proposed person: a band's fixed work, and looking at one person of a mask.
+# What a step costs, in units of one person proposed: the fixed work of a band, and one person under a mask.
 _BAND_COST = 500.0
 _MASK_COST = 0.15
 
 
 @dataclass(frozen=True)
 class _Band:
-    """Levels drawn together. A place in the band is a number below ends[-1]; level k of it has places up to ends[k].
+    """Levels drawn together, at the highest of their rates or, where that is high, by a mask over everybody.
 
-    `shifts` turn a place of level k into a place among all members. `keep` are 63-bit thresholds: of a mask, the chance
-    to be drawn (then `counts` is None); else the chance that somebody proposed at the highest rate is kept, or None
-    where the band has one rate only.
+    The band's people have places 0, 1, ...; those of its k-th level end before `ends[k]`, and a place plus
+    `shifts[k]` is a place among all members. `limits` are chances in units of 2^-63: under a mask
+    (`counts` is None) the chance to be drawn, else the chance to be kept (None: everybody is).
     """
 
     ends: IntArray
     shifts: IntArray
-    keep: WordArray | None
+    limits: WordArray | None
     counts: _CountTable | None
+
+    def draw(self, generator: BitGenerator) -> IntArray:
+        """Places, among all members, of those drawn."""
+        places: IntArray
+        if self.counts is None:
+            assert self.limits is not None
+            of_everybody = np.repeat(self.limits, np.diff(self.ends, prepend=0))
+            places = np.flatnonzero(_below_limits(generator, of_everybody))
+        else:
+            places = _distinct(generator, int(self.ends[-1]), self.counts.draw(generator))
+        if len(self.ends) == 1:
+            return places + self.shifts
+        level: IntArray = self.ends.searchsorted(places, side="right")
+        if self.counts is not None and self.limits is not None:
+            kept = _below_limits(generator, self.limits.take(level))
+            places, level = places[kept], level[kept]
+        return places + self.shifts.take(level)
+
+
+def _draw(bands: Sequence[_Band], generator: BitGenerator) -> IntArray:
+    drawn = [band.draw(generator) for band in bands]
+    return np.concatenate(drawn) if drawn else np.empty(0, dtype=np.int64)
 
 
 def _bands(sizes: IntArray, rates: Sequence[float]) -> tuple[_Band, ...]:
-    used = [level for level in np.argsort(rates, kind="stable") if sizes[level] > 0 and rates[level] > 0]
+    """Bands of all levels that have people and a rate above 0, for the lowest expected cost of a step."""
+    by_rate = [level for level in np.argsort(rates, kind="stable") if sizes[level] > 0 and rates[level] > 0]
     starts = np.concatenate(([0], np.cumsum(sizes)))
     bands = []
-    for part in _cheapest_split(sizes[used].astype(float), np.asarray(rates)[used]):
-        levels = used[part]
-        own = [Fraction(rates[level]) for level in levels]
-        highest = own[-1]
+    for part in _cheapest_split(sizes[by_rate], np.asarray(rates)[by_rate]):
+        levels = by_rate[part]
+        exact = [Fraction(rates[level]) for level in levels]
+        highest = exact[-1]
         ends = np.cumsum(sizes[levels])
         shifts = starts[levels] - (ends - sizes[levels])
         if highest > _MASK_COST:
-            bands.append(_Band(ends, shifts, _thresholds(own), None))
+            band = _Band(ends, shifts, _limits(exact), counts=None)
         else:
-            keep = None if own[0] == highest else _thresholds([rate / highest for rate in own])
-            bands.append(_Band(ends, shifts, keep, _CountTable.of(int(ends[-1]), highest)))
+            limits = None if exact[0] == highest else _limits([rate / highest for rate in exact])
+            band = _Band(ends, shifts, limits, counts=_CountTable.of(int(ends[-1]), highest))
+        bands.append(band)
     return tuple(bands)
 
 
-def _cheapest_split(sizes: npt.NDArray[np.float64], rates: npt.NDArray[np.float64]) -> Iterator[slice]:
-    """Cut levels, sorted by rate, into bands at the lowest expected cost of a step (by dynamic programming)."""
-    levels = len(sizes)
-    people = np.concatenate(([0.0], np.cumsum(sizes)))
-    best = np.zeros(levels + 1)
-    first = np.zeros(levels + 1, dtype=int)
-    for end in range(1, levels + 1):
+def _cheapest_split(sizes: IntArray, rates: npt.NDArray[np.float64]) -> Iterator[slice]:
+    """Cut levels, sorted by rate, into bands at the lowest expected cost of a step: dynamic programming."""
+    people = np.concatenate(([0], np.cumsum(sizes)))
+    cost = np.zeros(len(sizes) + 1)
+    first = np.zeros(len(sizes) + 1, dtype=int)
+    for end in range(1, len(sizes) + 1):
         per_person = min(rates[end - 1], _MASK_COST)
-        costs = best[:end] + _BAND_COST + (people[end] - people[:end]) * per_person
+        costs = cost[:end] + _BAND_COST + (people[end] - people[:end]) * per_person
         first[end] = np.argmin(costs)
-        best[end] = costs[first[end]]
-    while levels:
-        yield slice(first[levels], levels)
-        levels = first[levels]
+        cost[end] = costs[first[end]]
+    end = len(sizes)
+    while end > 0:
+        yield slice(first[end], end)
+        end = first[end]
 
 
-def _thresholds(chances: Sequence[Fraction]) -> WordArray:
-    # Rounded down: nobody is drawn more often than planned. A chance of 1 is 2^63, above every 63-bit word.
+def _limits(chances: Sequence[Fraction]) -> WordArray:
+    # Rounded down, so that nobody is drawn more often than planned. A chance of 1 is above all 63-bit words.
     return np.array([int(chance * 2**63) for chance in chances], dtype=np.uint64)
 
 
-def _draw(bands: Sequence[_Band], words: BitGenerator) -> IntArray:
-    parts = [_draw_band(band, words) for band in bands]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+def _below_limits(generator: BitGenerator, limits: WordArray) -> npt.NDArray[np.bool_]:
+    return (generator.random_raw(len(limits)) >> np.uint64(1)) < limits
 
 
-def _draw_band(band: _Band, words: BitGenerator) -> IntArray:
-    people = int(band.ends[-1])
-    if band.counts is None:
-        assert band.keep is not None
-        limits = np.repeat(band.keep, np.diff(band.ends, prepend=0))
-        places = np.flatnonzero(_accepted(words, limits))
-        level = np.searchsorted(band.ends, places, side="right")
-        return places + band.shifts[level]
-    places = _distinct(words, people, band.counts.draw(words))
-    if len(band.ends) == 1:
-        return places + band.shifts[0]
-    level = np.searchsorted(band.ends, places, side="right")
-    if band.keep is not None:
-        kept = _accepted(words, band.keep[level])
-        places, level = places[kept], level[kept]
-    return places + band.shifts[level]
-
-
-def _accepted(words: BitGenerator, limits: WordArray) -> npt.NDArray[np.bool_]:
-    return (words.random_raw(len(limits)) >> np.uint64(1)) < limits
-
-
-# --- how many, and which ---------------------------------------------------------------------------------------------
+# --- how many, and which -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _CountTable:
-    """The binomial distribution as a table: lowest + k is drawn where the word is in [limits[k - 1], limits[k]).
+    """A binomial distribution: `lowest` + k is drawn by words from limits[k - 1] up to below limits[k].
 
-    numpy's own binomial numbers are not exact (their rejection step uses a Stirling series with two digits of a
-    coefficient exchanged), so the probabilities are worked out in whole numbers here, once a round.
+    The binomial numbers of numpy before 2.5 are not exact (two errors in a Stirling series, numpy#31238),
+    and no rejection in floating point is to 2^-53. So the probabilities are worked out once, in whole
+    numbers.
     """
 
     lowest: int
@@ -235,51 +239,57 @@ class _CountTable:
 
     @classmethod
     def of(cls, people: int, rate: Fraction) -> _CountTable:
-        """The table for `people` draws at `rate`, from the mode outwards by the ratio of neighbouring probabilities."""
+        """The table of how many are drawn of `people`, worked out from the likeliest number outwards."""
         yes, no = rate.numerator, rate.denominator - rate.numerator
-        mode = min(people, (people + 1) * yes // rate.denominator)
-        unit, least = 1 << 192, 1 << 96
-        upper, lower = [unit], []
-        for count in range(mode, people):
-            upper.append(upper[-1] * (people - count) * yes // ((count + 1) * no))
-            if upper[-1] < least:
+        likeliest = min(people, (people + 1) * yes // rate.denominator)
+        unit, negligible = 1 << 160, 1 << 80
+        above = [unit]
+        for count in range(likeliest, people):
+            above.append(above[-1] * (people - count) * yes // ((count + 1) * no))
+            if above[-1] < negligible:
                 break
-        weight = unit
-        for count in range(mode, 0, -1):
-            weight = weight * count * no // ((people - count + 1) * yes)
-            lower.append(weight)
-            if weight < least:
+        below = [unit]
+        for count in range(likeliest, 0, -1):
+            below.append(below[-1] * count * no // ((people - count + 1) * yes))
+            if below[-1] < negligible:
                 break
-        weights = lower[::-1] + upper
-        total, sum_so_far, limits = sum(weights), 0, []
+        weights = below[:0:-1] + above
+        total, so_far, limits = sum(weights), 0, []
         for weight in weights[:-1]:
-            sum_so_far += weight
-            # Rounded up, which makes smaller counts likelier, never larger ones.
-            limits.append(min(-(-(sum_so_far << 64) // total), 2**64 - 1))
-        return cls(mode - len(lower), np.array(limits, dtype=np.uint64))
+            so_far += weight
+            limit = -(-(so_far << 64) // total)  # rounded up: smaller numbers, if any, become likelier
+            if limit >= 2**64:
+                break
+            limits.append(limit)
+        return cls(likeliest - len(below) + 1, np.array(limits, dtype=np.uint64))
 
-    def draw(self, words: BitGenerator) -> int:
+    def draw(self, generator: BitGenerator) -> int:
         """How many are drawn."""
-        return self.lowest + int(np.searchsorted(self.limits, words.random_raw(1)[0], side="right"))
+        return self.lowest + int(self.limits.searchsorted(generator.random_raw(1)[0], side="right"))
 
 
-def _distinct(words: BitGenerator, people: int, count: int) -> IntArray:
-    """`count` distinct numbers below `people`, every set of them equally likely, in ascending order.
+def _distinct(generator: BitGenerator, people: int, count: int) -> IntArray:
+    """`count` distinct numbers below `people`, every such set equally likely, in ascending order.
 
-    Uniform numbers are drawn one after the other until `count` different ones were seen. No number is special, so
-    every set is equally likely; and as many are drawn at a time as are missing, so that none has to be given back.
+    Uniform numbers are drawn until `count` different ones were seen. No number is special in that, so every
+    set is equally likely. As many are drawn at a time as are missing, so that there is never one too many.
     """
-    chosen = np.empty(0, dtype=np.int64)
-    while len(chosen) < count:
-        more = _below(words, people, count - len(chosen))
-        chosen = np.unique(np.concatenate((chosen, more)) if len(chosen) else more)
-    return chosen
+    chosen = np.sort(_uniform_below(generator, people, count))
+    while True:
+        first_seen = np.empty(len(chosen), dtype=np.bool_)
+        first_seen[:1] = True
+        np.not_equal(chosen[1:], chosen[:-1], out=first_seen[1:])
+        if len(chosen) == count and first_seen.all():
+            return chosen
+        chosen = chosen[first_seen]
+        more = _uniform_below(generator, people, count - len(chosen))
+        chosen = np.sort(np.concatenate((chosen, more)))
 
 
-def _below(words: BitGenerator, limit: int, count: int) -> IntArray:
-    """At most `count` uniform numbers below `limit`; words in the last, incomplete stretch are thrown away."""
-    raw = words.random_raw(count)
-    complete = 2**64 // limit * limit
-    if complete < 2**64:
-        raw = raw[raw < np.uint64(complete)]
-    return (raw % np.uint64(limit)).astype(np.int64)
+def _uniform_below(generator: BitGenerator, limit: int, count: int) -> IntArray:
+    """At most `count` uniform numbers below `limit`: words of an incomplete last stretch are thrown away."""
+    words = generator.random_raw(count)
+    incomplete = 2**64 % limit
+    if incomplete:
+        words = words[words < np.uint64(2**64 - incomplete)]
+    return (words % np.uint64(limit)).view(np.int64)
