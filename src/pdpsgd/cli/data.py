@@ -1,0 +1,218 @@
+"""`pdpsgd data`: the benchmarks on this machine, and a first schema for one's own table."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdpsgd.errors import PdpsgdError, fail
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Benchmark data on this machine, and a first schema for your own table.",
+)
+
+Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist or svhn (see `pdpsgd data list`).")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-folder",
+        help="Look here first. Then: the environment variable PDPSGD_DATA, ./data, your cache folder, "
+        "and the folder of Debian's packages.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+@app.command("list")
+def list_(data_folder: DataFolder = None, as_json: AsJson = False) -> None:
+    """List the benchmarks, and where each of them is on this machine.
+
+    \b
+    Examples:
+      pdpsgd data list
+      pdpsgd data list --json
+    """
+    from pdpsgd.datasets.catalogue import CATALOGUE
+
+    rows = [_entry(name, data_folder) for name in CATALOGUE]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("name", "what", "people", "shape", title="Benchmarks", title_justify="left")
+    table.add_column("where", overflow="fold")
+    for row in rows:
+        people = f"{row['train_people']:,} + {row['test_people']:,} to test"
+        shape = " x ".join(map(str, row["input_shape"]))
+        where = row["found"] or f"not here: {_way_to(row['name'])}"
+        table.add_row(row["name"], row["what"], people, shape, escape(where))
+    Console().print(table)
+
+
+@app.command()
+def get(name: Name, data_folder: DataFolder = None, as_json: AsJson = False) -> None:
+    """Download a benchmark, unless it is here already, and check it.
+
+    A transfer that was interrupted continues where it stopped; a file gets its name only when it is
+    complete and has the published checksum. Damaged files are fetched again.
+
+    \b
+    Examples:
+      pdpsgd data get mnist
+      pdpsgd data get svhn --data-folder ~/datasets
+    """
+    from pdpsgd.datasets import get as get_files
+    from pdpsgd.datasets.catalogue import benchmark
+    from pdpsgd.datasets.folders import find
+
+    entry = benchmark(name)
+    place = None if entry.built_in else find(entry, data_folder)
+    if place is None or _problem(name, place)[0]:
+        place = get_files(name, folder=data_folder)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "folder": str(place)}))
+    else:
+        typer.echo(f"{name} is in {place} (terms: {entry.terms})")
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str | None, typer.Argument(help="Which one; all that are here if left out.", show_default=False)
+    ] = None,
+    data_folder: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the files of a benchmark, or of all that are here, against what was published.
+
+    Ends with exit code 1 if a file is damaged.
+
+    \b
+    Examples:
+      pdpsgd data check
+      pdpsgd data check fashion-mnist --json
+    """
+    from pdpsgd.datasets.catalogue import CATALOGUE, benchmark
+    from pdpsgd.datasets.folders import find
+
+    results = []
+    for wanted in [benchmark(name).name] if name else CATALOGUE:
+        place = None if CATALOGUE[wanted].built_in else find(CATALOGUE[wanted], data_folder)
+        if place is not None:
+            problem, notes = _problem(wanted, place)
+            results.append({"name": wanted, "folder": str(place), "problem": problem, "notes": list(notes)})
+        elif name:
+            found = _entry(wanted, data_folder)["found"]
+            if not found:
+                fail(f"Expected the files of {wanted!r} on this machine. Found none: {_way_to(wanted)}.")
+            results.append({"name": wanted, "folder": found, "problem": None, "notes": []})
+    if as_json:
+        typer.echo(json.dumps(results, indent=1))
+    else:
+        _print_checks(results)
+    if any(result["problem"] for result in results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema(
+    file: Annotated[Path, typer.Argument(help="Your table: a .csv or .parquet file.")],
+    label: Annotated[str, typer.Option(help="The column to be predicted.")],
+    id_column: Annotated[
+        str | None, typer.Option(help="The column that says whose record it is.", show_default=False)
+    ] = None,
+    epsilon_column: Annotated[
+        str | None, typer.Option(help="The column with people's epsilon, if it is here.", show_default=False)
+    ] = None,
+    delta_column: Annotated[
+        str | None, typer.Option(help="The column with people's delta, if it is here.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of the screen.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+) -> None:
+    """Draft a schema for your own table: the kind of each column, its range or its categories.
+
+    The draft is read from the data and is therefore NOT PRIVATE. Open it, replace every range and category
+    by what is publicly known, and set `confirmed = true`; then train with `--schema`.
+
+    \b
+    Example:
+      pdpsgd data schema people.csv --label income --id-column person \\
+          --epsilon-column epsilon -o schema.toml
+    """
+    from pdpsgd.schema import draft_schema
+
+    if output is not None and output.exists() and not force:
+        fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
+    budgets = [name for name in (epsilon_column, delta_column) if name is not None]
+    text = draft_schema(file, label=label, id_column=id_column, leave_out=budgets).to_toml()
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"Could not write {str(output)!r}: {error.strerror or error}.")
+    typer.echo(
+        f"Drafted {output} from the data. It is NOT PRIVATE until you have replaced its ranges and "
+        f"categories by public knowledge and set `confirmed = true` in it."
+    )
+
+
+def _entry(name: str, data_folder: Path | None) -> dict[str, Any]:
+    """What the catalogue knows of a benchmark, and where it was found."""
+    from pdpsgd.datasets.catalogue import benchmark
+    from pdpsgd.datasets.folders import find
+
+    entry = benchmark(name)
+    if entry.built_in:
+        found = "scikit-learn" if importlib.util.find_spec("sklearn") else None
+    else:
+        place = find(entry, data_folder)
+        found = None if place is None else str(place)
+    return {
+        "name": name,
+        "what": entry.title,
+        "train_people": entry.train_people,
+        "test_people": entry.test_people,
+        "input_shape": list(entry.input_shape),
+        "classes": list(entry.classes),
+        "terms": entry.terms,
+        "found": found,
+    }
+
+
+def _way_to(name: str) -> str:
+    return "pip install scikit-learn" if name == "digits" else f"pdpsgd data get {name}"
+
+
+def _problem(name: str, place: Path) -> tuple[str | None, tuple[str, ...]]:
+    """What is wrong with a benchmark's files, if anything, and the remarks on them."""
+    from pdpsgd.datasets import verify
+
+    try:
+        return None, verify(name, place=place)
+    except PdpsgdError as error:
+        return str(error), ()
+
+
+def _print_checks(results: list[dict[str, Any]]) -> None:
+    if not results:
+        typer.echo("No benchmark has files here. `pdpsgd data list` says how to get them.")
+    for result in results:
+        state = typer.style("damaged", fg="red") if result["problem"] else typer.style("intact", fg="green")
+        typer.echo(f"{result['name']} in {result['folder']}: {state}")
+        for remark in filter(None, [result["problem"], *result["notes"]]):
+            typer.echo(f"  {remark}")
