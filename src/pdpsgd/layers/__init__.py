@@ -1,0 +1,27 @@
+"""Per-layer rules: one function a layer.
+
+A rule computes what the layer computes, with its parameters taken out of autograd, and says what an example's
+gradient is once the gradient of the layer's output is known. A new layer is one function under `@rule_for`.
+"""
+
+from pdpsgd.layers import attention, convolution, embedding, linear, normalization
+from pdpsgd.layers.anything import any_module
+from pdpsgd.layers.recording import Recorder, Site
+from pdpsgd.layers.refusals import check_module
+from pdpsgd.layers.registry import RULES, Rule, rule_for, rule_of
+
+__all__ = [
+    "RULES",
+    "Recorder",
+    "Rule",
+    "Site",
+    "any_module",
+    "attention",
+    "check_module",
+    "convolution",
+    "embedding",
+    "linear",
+    "normalization",
+    "rule_for",
+    "rule_of",
+]

@@ -1,0 +1,174 @@
+"""Refuses models and losses in which examples mix: then no example has a gradient of its own, and nothing is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pdpsgd.errors import check_one_of, fail
+from pdpsgd.gradients import ClippedGradients, of_module
+
+Loss = Callable[..., Tensor]
+
+EXAMPLES = 4
+# Relative to the gradient's norm. Rounding differs between batch sizes; mixing is far coarser than this.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+
+
+def check_examples_do_not_mix(
+    module: nn.Module, loss: Loss, inputs: Any, targets: Any = None, *, loss_reduction: str = "mean"
+) -> bool:
+    """Refuse a model or loss in which an example's gradient depends on the rest of the batch.
+
+    `inputs` is what the model is called with (a tuple or dict is spread out), and `loss(outputs, targets)`, or
+    `loss(outputs)` without targets, is reduced over the batch as `loss_reduction` says. The first few examples of
+    the batch are used. Returns whether there were enough of them (two) to tell.
+
+    Two things are compared: without dropout, an example's gradient alone (plain autograd) with its gradient in the
+    batch (as it will be clipped); and in training mode with the same random numbers, the gradients of the other
+    examples before and after one example is exchanged. Nothing is left behind: parameters, buffers, modes and the
+    random state stay as they were.
+
+    Guarantee: none by itself. A probe on a few examples finds what mixes for them; mixing that depends on rare values
+    can stay unseen.
+    """
+    check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
+    size = _batch_size(inputs)
+    if size < 2:
+        return False
+    examples = min(EXAMPLES, size)
+    batch = _pick((inputs, targets), list(range(examples)), size)
+    watching = of_module(module)
+    gradients = watching or ClippedGradients(module)
+    probe = _Probe(gradients, loss, loss_reduction, examples)
+    try:
+        with _left_as_it_was(module):
+            probe.compare_alone_with_batch(batch)
+            probe.compare_with_one_exchanged(batch)
+    finally:
+        gradients.forget()
+        if watching is None:
+            gradients.remove()
+    return True
+
+
+class _Probe:
+    def __init__(self, gradients: ClippedGradients, loss: Loss, loss_reduction: str, examples: int) -> None:
+        self.gradients, self.loss, self.loss_reduction, self.examples = (
+            gradients,
+            loss,
+            loss_reduction,
+            examples,
+        )
+        self.parameters = list(gradients.sums)
+        self.tolerance = max((TOLERANCES[parameter.dtype] for parameter in self.parameters), default=0.0)
+
+    def compare_alone_with_batch(self, batch: Any) -> None:
+        self.gradients.module.eval()
+        with self.gradients.recording_in_evaluation():
+            together = self._in_batch(batch)
+        alone = torch.stack(
+            [self._alone(_pick(batch, [index], self.examples)) for index in range(self.examples)]
+        )
+        if self._differ(together, alone).any():
+            other = "sum" if self.loss_reduction == "mean" else "mean"
+            factor = self.examples if other == "sum" else 1 / self.examples
+            if not self._differ(together, alone * factor).any():
+                fail(
+                    f'Expected a loss reduced over the batch as loss_reduction="{self.loss_reduction}". Got one that is a '
+                    f'{other}: change the loss, or say loss_reduction="{other}".'
+                )
+            index = int(self._differ(together, alone).nonzero()[0])
+            fail(
+                f"Examples mix in this model or loss: the gradient of example {index} alone has norm "
+                f"{float(alone[index].norm()):.4g}, in a batch of {self.examples} it differs from that by "
+                f"{float((together[index] - alone[index]).norm()):.4g}. Every example's loss must depend on that example "
+                "only, and the batch's loss be their plain mean or sum: no class weights or ignored targets normalised "
+                "over the batch, no contrastive terms, no statistics of the batch."
+            )
+
+    def compare_with_one_exchanged(self, batch: Any) -> None:
+        self.gradients.module.train()
+        state = torch.get_rng_state()
+        before = self._in_batch(batch)
+        for exchanged in range(self.examples):
+            rows = list(range(self.examples))
+            rows[exchanged] = (exchanged + 1) % self.examples
+            torch.set_rng_state(state)
+            after = self._in_batch(_pick(batch, rows, self.examples))
+            moved = self._differ(before, after)
+            moved[exchanged] = False
+            if moved.any():
+                fail(
+                    "Examples mix in this model or loss while it trains: the gradient of example "
+                    f"{int(moved.nonzero()[0])} changed when example {exchanged} of the batch was exchanged. Every "
+                    "example must go through the model and the loss without regard to the others."
+                )
+
+    def _in_batch(self, batch: Any) -> Tensor:
+        self.gradients.forget()
+        self.gradients.record(self._value(batch))
+        found = self.gradients.per_example_gradients(loss_reduction=self.loss_reduction)
+        self.gradients.forget()
+        return torch.cat(
+            [found[parameter].reshape(self.examples, -1).double() for parameter in self.parameters], 1
+        )
+
+    def _alone(self, example: Any) -> Tensor:
+        with self.gradients.unwatched():
+            found = torch.autograd.grad(self._value(example), self.parameters, allow_unused=True)
+        parts = zip(self.parameters, found, strict=True)
+        return torch.cat(
+            [
+                (torch.zeros_like(parameter) if part is None else part).flatten().double()
+                for parameter, part in parts
+            ]
+        )
+
+    def _value(self, batch: Any) -> Tensor:
+        inputs, targets = batch
+        module = self.gradients.module
+        if isinstance(inputs, dict):
+            outputs = module(**inputs)
+        elif isinstance(inputs, (tuple, list)):
+            outputs = module(*inputs)
+        else:
+            outputs = module(inputs)
+        return self.loss(outputs) if targets is None else self.loss(outputs, targets)
+
+    def _differ(self, one: Tensor, other: Tensor) -> Tensor:
+        sizes = torch.maximum(one.norm(dim=1), other.norm(dim=1))
+        return (one - other).norm(dim=1) > self.tolerance * (sizes + 1e-3 * sizes.max())
+
+
+@contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+    modes = [(child, child.training) for child in module.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = {parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
+            yield
+    finally:
+        for child, mode in modes:
+            child.training = mode
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _batch_size(inputs: Any) -> int:
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()]
+    return tensors[0].shape[0] if tensors else 0
+
+
+def _pick(batch: Any, rows: list[int], size: int) -> Any:
+    """Return these examples of a batch of `size`; what has no batch dimension stays whole."""
+    return pytree.tree_map_only(
+        Tensor, lambda leaf: leaf[rows] if leaf.dim() and leaf.shape[0] == size else leaf, batch
+    )

@@ -1,0 +1,316 @@
+"""Whatever happens, nobody contributes more than their clipping norm, and the module is left alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.gradients import ClippedGradients, clip_weights
+
+
+def small_cnn() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+def contribution(module: nn.Module, loss: Any, inputs: Tensor, example: int, clip_norm: float) -> float:
+    """The norm, in float64, of what one example adds to the sums: everybody else is clipped to zero."""
+    watched = ClippedGradients(module)
+    try:
+        loss(module(inputs)).backward()
+        clip_norms = torch.zeros(inputs.shape[0])
+        clip_norms[example] = clip_norm
+        watched.clipped_sum(clip_norms, loss_reduction="sum")
+        return float(torch.cat([total.double().flatten() for total in watched.sums.values()]).norm())
+    finally:
+        watched.remove()
+
+
+ARCHITECTURES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(7, 5), (3, 7)),
+    "positions": (lambda: nn.Linear(9, 8), (3, 4, 9)),
+    "many positions": (lambda: nn.Linear(3, 2), (3, 60, 3)),
+    "reused": (lambda: nn.Sequential(*[nn.Linear(5, 5)] * 2), (3, 5)),
+    "conv": (lambda: nn.Conv2d(2, 3, 3, stride=2), (3, 2, 9, 9)),
+    "conv, few positions": (lambda: nn.Conv2d(6, 6, 3), (3, 6, 4, 4)),
+    "norms": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(2), nn.LayerNorm(9)), (3, 4, 3, 3)),
+    "deep": (lambda: small_cnn(), (3, 1, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@settings(max_examples=25, deadline=None)
+@given(
+    input_scale=st.integers(-30, 30),
+    loss_scale=st.integers(-30, 30),
+    clip_scale=st.integers(-20, 15),
+    seed=st.integers(0, 99),
+)
+def test_no_contribution_is_above_its_clipping_norm(
+    name: str, dtype: torch.dtype, input_scale: int, loss_scale: int, clip_scale: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    build, shape = ARCHITECTURES[name]
+    module, inputs = build().to(dtype), (torch.randn(shape) * 10.0**input_scale).to(dtype)
+    clip_norm = 10.0**clip_scale
+
+    def loss(outputs: Tensor) -> Tensor:
+        return (outputs * torch.randn(outputs.shape, dtype=outputs.dtype)).sum() * 10.0**loss_scale
+
+    assert contribution(module, loss, inputs, 1, clip_norm) <= clip_norm
+
+
+@pytest.mark.parametrize("cheaper", [True, False])
+def test_positions_that_cancel_do_not_hide_a_gradient(cheaper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two huge positions cancel up to rounding: the sum's rounding error must count as gradient."""
+    monkeypatch.setattr("pdpsgd.layers.forms.gram_is_cheaper", lambda *_: cheaper)
+    for seed in range(40):
+        torch.manual_seed(seed)
+        module = nn.Linear(33, 17)
+        rows = torch.randn(2, 1, 33)
+        inputs = torch.cat([rows, rows * (1 + 10.0 ** -(seed % 8)), torch.randn(2, 2, 33) * 1e-4], 1)
+        direction = torch.randn(17)
+
+        def loss(outputs: Tensor, direction: Tensor = direction) -> Tensor:
+            return 1e3 * ((outputs[:, 0] - outputs[:, 1]) @ direction).sum() + outputs[:, 2:].sum()
+
+        for clip_norm in (1e-3, 1.0, 30.0):
+            assert contribution(module, loss, inputs, 0, clip_norm) <= clip_norm
+
+
+def test_each_example_has_its_own_clipping_norm() -> None:
+    module = nn.Linear(4, 2, bias=False)
+    watched = ClippedGradients(module)
+    module(torch.eye(4) * 10).sum().backward()
+    watched.clipped_sum(torch.tensor([1.0, 2.0, 0.0, 100.0]), loss_reduction="sum")
+    norms = watched.sums[module.weight].norm(dim=0)
+    assert torch.allclose(norms, torch.tensor([1.0, 2.0, 0.0, 200**0.5]), rtol=2e-3)
+
+
+def test_physical_batches_add_up_to_the_whole_batch() -> None:
+    module, inputs = small_cnn().double(), torch.randn(6, 1, 8, 8, dtype=torch.float64)
+    watched, clip_norms = ClippedGradients(module), torch.linspace(0.1, 3, 6)
+    module(inputs).square().sum(1).mean().backward()
+    watched.clipped_sum(clip_norms)
+    whole = {parameter: total.clone() for parameter, total in watched.sums.items()}
+    watched.zero_sums()
+    for first, last in ((0, 1), (1, 4), (4, 4), (4, 6)):
+        module(inputs[first:last]).square().sum(1).mean().backward()
+        watched.clipped_sum(clip_norms[first:last])
+    for parameter, total in watched.sums.items():
+        assert torch.allclose(total, whole[parameter], rtol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_empty_batch_adds_nothing(reduction: str) -> None:
+    module = nn.Sequential(small_cnn(), nn.LayerNorm(3))
+    watched = ClippedGradients(module)
+    loss = module(torch.zeros(0, 1, 8, 8))
+    (loss.mean() if reduction == "mean" else loss.sum()).backward()
+    assert watched.recorded_batch_size == 0
+    assert watched.clipped_sum(torch.zeros(0), loss_reduction=reduction) == 0
+    assert all(bool((total == 0).all()) for total in watched.sums.values())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "embedding"])
+def test_a_gradient_that_is_not_finite_counts_as_zero(name: str, value: float) -> None:
+    torch.manual_seed(1)
+    if name == "embedding":
+        module: nn.Module = nn.Embedding(5, 3)
+        inputs, poison = torch.randint(5, (3, 4)), torch.tensor([1.0, value, 1.0])
+    else:
+        build, shape = ARCHITECTURES[name]
+        module, inputs, poison = build(), torch.randn(shape), torch.tensor([1.0, value, 1.0])
+
+    def sums(rows: list[int]) -> tuple[int, list[Tensor]]:
+        watched = ClippedGradients(module)
+        outputs = module(inputs[rows]).flatten(1).square().sum(1)
+        (outputs * poison[rows] * (1e30 if value == 1e38 else 1.0)).sum().backward()
+        count = watched.clipped_sum(torch.ones(len(rows)), loss_reduction="sum")
+        watched.remove()
+        return count, list(watched.sums.values())
+
+    count, found = sums([0, 1, 2])
+    assert count >= 1
+    alone, expected = sums([0, 2])
+    if value != 1e38:
+        assert (count, alone) == (1, 0)
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
+
+
+def test_sums_of_a_bfloat16_model_are_kept_in_float32() -> None:
+    module = nn.Linear(4, 3).bfloat16()
+    watched = ClippedGradients(module)
+    module(torch.randn(300, 4).bfloat16()).sum().backward()
+    watched.clipped_sum(torch.full((300,), 0.01), loss_reduction="sum")
+    assert all(total.dtype == torch.float32 for total in watched.sums.values())
+    assert float(watched.sums[module.bias].norm()) > 0.5
+
+
+@given(
+    norms=st.lists(st.floats(0, 2.0**127, width=32), min_size=1, max_size=9),
+    clip_norm=st.just(0.0) | st.floats(2.0**-100, 2.0**126, width=32),
+)
+def test_weight_times_norm_is_at_most_the_clipping_norm(norms: list[float], clip_norm: float) -> None:
+    given_norms = torch.tensor(norms)
+    weights = clip_weights(given_norms, torch.full_like(given_norms, clip_norm))
+    assert bool(((weights >= 0) & (weights <= 1)).all())
+    assert bool((weights.double() * given_norms.double() <= clip_norm).all())
+
+
+def test_two_backward_passes_without_a_collection_are_refused() -> None:
+    module = small_cnn()
+    watched = ClippedGradients(module)
+    module(torch.randn(2, 1, 8, 8)).sum().backward()
+    with pytest.raises(PdpsgdError, match="Two backward passes"):
+        module(torch.randn(2, 1, 8, 8)).sum().backward()
+    watched.forget()
+    assert watched.recorded_batch_size is None
+    module(torch.randn(2, 1, 8, 8)).sum().backward()
+    assert watched.clipped_sum(torch.ones(2)) == 0
+
+
+def test_backward_twice_through_the_same_graph_is_refused() -> None:
+    module = nn.Linear(3, 2)
+    watched = ClippedGradients(module)
+    loss = module(torch.randn(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(PdpsgdError, match="Two backward passes"):
+        loss.backward()
+    watched.remove()
+
+
+def test_collecting_without_a_backward_pass_is_refused() -> None:
+    watched = ClippedGradients(nn.Linear(3, 2))
+    with pytest.raises(PdpsgdError, match="backward"):
+        watched.clipped_sum(torch.ones(2))
+
+
+def test_a_pass_is_forgotten_once_collected() -> None:
+    module = nn.Linear(3, 2)
+    watched = ClippedGradients(module)
+    module(torch.randn(2, 3)).sum().backward()
+    watched.clipped_sum(torch.ones(2))
+    assert watched.recorded_batch_size is None
+
+
+def test_the_wrong_number_of_clipping_norms_is_refused() -> None:
+    module = nn.Linear(3, 2)
+    watched = ClippedGradients(module)
+    module(torch.randn(2, 3)).sum().backward()
+    with pytest.raises(PdpsgdError, match=r"batch of 3 examples .* shape \(2, 2\)"):
+        watched.clipped_sum(torch.ones(3))
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])
+def test_evaluation_records_nothing(how: str) -> None:
+    module = small_cnn()
+    watched = ClippedGradients(module)
+    inputs = torch.randn(2, 1, 8, 8)
+    if how == "eval":
+        module.eval()
+        outputs = module(inputs)
+        outputs.sum().backward()
+        assert module[0].weight.grad is not None
+        module.train()
+    else:
+        with torch.no_grad() if how == "no_grad" else torch.inference_mode():
+            module(inputs)
+    assert watched.recorded_batch_size is None
+
+
+def test_a_submodule_in_evaluation_mode_is_still_clipped() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    module[0].eval()
+    watched = ClippedGradients(module)
+    module(torch.randn(2, 3)).sum().backward()
+    watched.clipped_sum(torch.ones(2))
+    assert float(watched.sums[module[0].weight].norm()) > 0
+
+
+def test_remove_restores_the_module_exactly() -> None:
+    module = small_cnn()
+    before = {name: dict(child.__dict__) for name, child in module.named_modules()}
+    names = list(module.state_dict())
+    watched = ClippedGradients(module)
+    assert list(module.state_dict()) == names
+    module(torch.randn(2, 1, 8, 8)).sum().backward()
+    watched.remove()
+    assert {name: dict(child.__dict__) for name, child in module.named_modules()} == before
+    module(torch.randn(2, 1, 8, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_copies_and_pickles_of_a_watched_module_stand_on_their_own() -> None:
+    module = small_cnn()
+    watched = ClippedGradients(module)
+    stream = io.BytesIO()
+    torch.save(module, stream)
+    stream.seek(0)
+    inputs = torch.randn(2, 1, 8, 8)
+    for twin in (copy.deepcopy(module), torch.load(stream, weights_only=False)):
+        with torch.no_grad():
+            twin[0].weight.zero_()
+        assert not torch.allclose(twin(inputs), module(inputs))
+        twin(inputs).sum().backward()
+        assert twin[0].weight.grad is not None
+        assert watched.recorded_batch_size is None
+
+
+def test_outputs_are_those_of_the_module_itself() -> None:
+    module, inputs = small_cnn().double(), torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    expected = module(inputs)
+    watched = ClippedGradients(module)
+    assert torch.allclose(module(inputs), expected, rtol=1e-12)
+    watched.remove()
+
+
+def test_a_second_watcher_is_refused() -> None:
+    module = nn.Linear(2, 2)
+    watched = ClippedGradients(module)
+    with pytest.raises(PdpsgdError, match="not private yet"):
+        ClippedGradients(module)
+    watched.remove()
+    ClippedGradients(module).remove()
+
+
+def test_dropout_works_in_the_general_rule() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(500))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.dropout(x * self.weight, 0.5, self.training)
+
+    module = Noisy()
+    watched = ClippedGradients(module)
+    outputs = module(torch.ones(2, 500))
+    outputs.sum().backward()
+    found = watched.per_example_gradients(loss_reduction="sum")[module.weight]
+    assert torch.equal(found, outputs.detach())  # the gradients of what was computed, not of another draw
+
+
+def test_activation_checkpointing_is_right() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    inputs = torch.randn(3, 3, dtype=torch.float64)
+    watched = ClippedGradients(module)
+    module(inputs).square().sum().backward()
+    expected = watched.per_example_gradients(loss_reduction="sum")
+    watched.forget()
+    checkpoint(module, inputs, use_reentrant=False).square().sum().backward()
+    found = watched.per_example_gradients(loss_reduction="sum")
+    assert all(torch.allclose(found[parameter], rows) for parameter, rows in expected.items())
