@@ -1,0 +1,30 @@
+"""Train PyTorch models so that every person gets the privacy they asked for.
+
+`Budgets` says what each person allows, `plan` draws up a plan that provably keeps it, `fit` or `PrivacyEngine` trains by
+it. Planning needs no torch; what trains is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pdpsgd.budgets import Budgets
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.plan import Level, Plan, Round
+
+if TYPE_CHECKING:
+    from pdpsgd.engine import PrivacyEngine
+    from pdpsgd.planning import plan
+    from pdpsgd.training import fit
+
+__version__ = "0.1.0"
+__all__ = ["Budgets", "Level", "PdpsgdError", "Plan", "PrivacyEngine", "Round", "fit", "plan"]
+
+_LOADED_ON_USE = {"PrivacyEngine": "pdpsgd.engine", "fit": "pdpsgd.training", "plan": "pdpsgd.planning"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LOADED_ON_USE:
+        return getattr(import_module(_LOADED_ON_USE[name]), name)
+    raise AttributeError(f"module 'pdpsgd' has no attribute {name!r}")

@@ -112,7 +112,7 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
     epsilon = np.array([level.epsilon for level in plan.levels])
     delta = np.array([level.delta for level in plan.levels])
     if plan.roster is not None:
-        index = _by_id(plan.roster, budgets)
+        index = match_ids(plan.roster, budgets)
     elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
         index = assign(epsilon, delta, budgets)
     else:
@@ -133,6 +133,16 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
             f"these budgets {counted[level]:,}."
         )
     return index
+
+
+def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
+    """The roster's level for each person of `budgets`, by id; -1 for people it does not know."""
+    if np.array_equal(roster.ids, budgets.ids):
+        return roster.level
+    order = np.argsort(roster.ids, kind="stable")
+    place = np.minimum(np.searchsorted(roster.ids[order], budgets.ids), order.size - 1)
+    found = roster.ids[order][place] == budgets.ids
+    return np.where(found, roster.level[order][place], -1)
 
 
 @dataclass(frozen=True)
@@ -210,12 +220,3 @@ def _delta_levels(delta: FloatArray, most: int) -> FloatArray:
 def _round_down(values: FloatArray, to: FloatArray) -> FloatArray:
     place = np.searchsorted(to, values, side="right") - 1
     return np.where(place >= 0, to[np.maximum(place, 0)], 0.0)
-
-
-def _by_id(roster: Roster, budgets: Budgets) -> IntArray:
-    if np.array_equal(roster.ids, budgets.ids):
-        return roster.level
-    order = np.argsort(roster.ids, kind="stable")
-    place = np.minimum(np.searchsorted(roster.ids[order], budgets.ids), order.size - 1)
-    found = roster.ids[order][place] == budgets.ids
-    return np.where(found, roster.level[order][place], -1)

@@ -86,6 +86,7 @@ class Plan:
     bookkeeping: str = "sound"
     neighbours: str = NEIGHBOURS
     max_grad_norm: float = 1.0
+    notes: tuple[str, ...] = field(default=(), compare=False)
     roster: Roster | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +139,14 @@ class Plan:
         from pdpsgd.levels import level_of_person
 
         return level_of_person(self, budgets)
+
+    def people_with_nothing_left(self) -> list[object]:
+        """Ids of the people whom no round draws: they allow nothing, or earlier runs have spent it."""
+        if self.roster is None:
+            fail("This plan does not know its people: attach them with plan.with_people(budgets).")
+        unused = [all(r.exposure(i).costs_nothing for r in self.rounds) for i in range(len(self.levels))]
+        ids: list[object] = self.roster.ids[np.array(unused)[self.roster.level]].tolist()
+        return ids
 
     def with_people(self, budgets: Budgets) -> Plan:
         """The same plan, knowing which person is on which level (needed to count it as history later)."""

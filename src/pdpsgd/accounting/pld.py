@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History
@@ -14,8 +16,14 @@ from pdpsgd.accounting.history import Exposure, History
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+    from pdpsgd.budgets import FloatArray
+
 FINENESS = 10
 """Grid points per standard deviation of one step's loss; the answer is too high by about 8 % / FINENESS^2."""
+SMALLEST_DELTA = 1e-10
+COARSEST_INTERVAL = 0.02
+TRUNCATED_MASS = 1e-14
+"""In all steps together: counted as infinite loss, so part of delta."""
 
 
 class PldAccountant(Accountant):
@@ -33,14 +41,13 @@ class PldAccountant(Accountant):
     def _epsilon(self, history: History, delta: float) -> float:
         if delta < SMALLEST_DELTA:
             return _rdp().epsilon(history, delta)
-        return max(0.0, float(_distribution(history).get_epsilon_for_delta(delta)))
+        removing, adding = _orders(_distribution(history))
+        return max(_epsilon_at(removing, delta), _epsilon_at(adding, delta))
 
     def _delta(self, history: History, epsilon: float) -> float:
-        delta = float(_distribution(history).get_delta_for_epsilon(epsilon))
+        at = np.array([epsilon])
+        delta = max(float(_delta_curve(pmf)(at)[0]) for pmf in _orders(_distribution(history)))
         return delta if delta >= SMALLEST_DELTA else min(SMALLEST_DELTA, _rdp().delta(history, epsilon))
-
-
-SMALLEST_DELTA = 1e-10
 
 
 def _rdp() -> Accountant:
@@ -62,24 +69,81 @@ def grid_interval(history: History) -> float:
     """The smallest standard deviation of a step's loss in the history, over `FINENESS`.
 
     A step's loss has a standard deviation of about q * sqrt(exp(1/sigma^2) - 1) (small q) and of about 1/sigma (q
-    near 1). Rounds that hardly count next to the rest do not refine the grid.
+    near 1). With little noise a few steps decide, whose losses are far larger than that: a coarser grid is as exact.
+    Rounds that hardly count next to the rest do not refine the grid.
     """
-    spread = [min(e.sample_rate * math.sqrt(math.expm1(min(e.noise_multiplier**-2, 50.0))), 1 / e.noise_multiplier) for e in history]
-    variance = [s * s * e.steps for s, e in zip(spread, history, strict=True)]
-    counted = [s for s, v in zip(spread, variance, strict=True) if v > 1e-6 * max(variance)]
-    return min(counted) / FINENESS
+    variance = [_loss_deviation(e) ** 2 * e.steps for e in history]
+    counted = [e for e, v in zip(history, variance, strict=True) if v > 1e-6 * max(variance)]
+    wanted = min(_loss_deviation(e) / min(1.0, e.noise_multiplier) for e in counted) / FINENESS
+    return min(wanted, COARSEST_INTERVAL)
 
 
-@lru_cache(maxsize=1024)
+def _loss_deviation(e: Exposure) -> float:
+    small_rate = e.sample_rate * math.sqrt(math.expm1(min(e.noise_multiplier**-2, 50.0)))
+    return min(small_rate, 1 / e.noise_multiplier)
+
+
 def _round(exposure: Exposure, interval: float) -> PrivacyLossDistribution:
-    from dp_accounting.pld import privacy_loss_distribution
+    pi, q, sigma, steps = exposure
+    inside = _steps(q, sigma, steps, interval)
+    return inside if pi == 1 else _drawn_once(inside, pi, interval)
 
-    steps = privacy_loss_distribution.from_gaussian_mechanism(
-        exposure.noise_multiplier,
-        sampling_prob=exposure.sample_rate,
-        value_discretization_interval=interval,
-    ).self_compose(exposure.steps)
-    return steps if exposure.participation == 1 else _drawn_once(steps, exposure.participation, interval)
+
+@lru_cache(maxsize=256)
+def _steps(q: float, sigma: float, steps: int, interval: float) -> PrivacyLossDistribution:
+    """`steps` steps of the Poisson-subsampled Gaussian.
+
+    The curve delta(epsilon) of one step is evaluated here, for the whole grid at once: dp-accounting's own constructor
+    gives the same distribution, but inverts the loss point by point in Python and fails for little noise.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    reach = -sigma * float(ndtri(TRUNCATED_MASS / steps))
+    removing = _connect_dots(
+        lambda e: _removing_curve(e, q, sigma), _loss(-reach, q, sigma), _loss(1 + reach, q, sigma), interval
+    )
+    adding = _connect_dots(
+        lambda e: _adding_curve(e, q, sigma), -_loss(reach, q, sigma), -_loss(-reach, q, sigma), interval
+    )
+    return PrivacyLossDistribution(removing, adding).self_compose(steps)
+
+
+def _loss(x: float, q: float, sigma: float) -> float:
+    """ln(1 - q + q e^((2x - 1)/(2 sigma^2))): the loss of removing at outcome x."""
+    return float(np.logaddexp(np.log(1 - q) if q < 1 else -np.inf, math.log(q) + (2 * x - 1) / (2 * sigma**2)))
+
+
+def _outcome(loss: FloatArray, q: float, sigma: float) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return sigma**2 * np.log(np.maximum((np.expm1(loss) + q) / q, 0.0)) + 0.5
+
+
+def _removing_curve(epsilon: FloatArray, q: float, sigma: float) -> FloatArray:
+    """P(x > x_epsilon) - e^epsilon Q(x > x_epsilon) with P = (1-q) N(0) + q N(1), Q = N(0)."""
+    x = _outcome(epsilon, q, sigma)
+    return q * ndtr((1 - x) / sigma) - (np.expm1(epsilon) + q) * ndtr(-x / sigma)
+
+
+def _adding_curve(epsilon: FloatArray, q: float, sigma: float) -> FloatArray:
+    """The two exchanged: Q(x < x_-epsilon) - e^epsilon P(x < x_-epsilon)."""
+    x = _outcome(-epsilon, q, sigma)
+    grown = np.exp(epsilon)
+    return (1 - grown * (1 - q)) * ndtr(x / sigma) - grown * q * ndtr((x - 1) / sigma)
+
+
+def _connect_dots(curve: Callable[[FloatArray], FloatArray], low: float, high: float, interval: float) -> Any:
+    from dp_accounting.pld import pld_pmf
+
+    first, last = math.floor(low / interval), math.ceil(high / interval)
+    deltas = np.clip(curve(np.arange(first, last + 1) * interval), 0.0, 1.0)
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, first, last, np.minimum.accumulate(deltas)
+    ).to_dense_pmf()
+
+
+def _orders(distribution: PrivacyLossDistribution) -> tuple[Any, Any]:
+    """The distributions for removing and for adding; dp-accounting has no public way to them."""
+    return distribution._pmf_remove, distribution._pmf_add
 
 
 def _drawn_once(inside: PrivacyLossDistribution, participation: float, interval: float) -> PrivacyLossDistribution:
@@ -90,54 +154,62 @@ def _drawn_once(inside: PrivacyLossDistribution, participation: float, interval:
     """
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    # dp-accounting has no public way to the two orders of a distribution.
-    removing, adding = inside._pmf_remove.to_dense_pmf(), inside._pmf_add.to_dense_pmf()
+    removing, adding = _orders(inside)
+
+    def amplified(pmf: Any, curve: Any, moved: Callable[[float], float]) -> Any:
+        inner = _delta_curve(pmf)
+        low, high = moved(pmf._lower_loss * interval), moved((pmf._lower_loss + pmf.size - 1) * interval)
+        return _connect_dots(lambda e: curve(inner, participation, e), low, high, interval)
+
     return PrivacyLossDistribution(
-        _on_grid(removing, participation, interval, amplified_removing),
-        _on_grid(adding, participation, interval, amplified_adding),
+        amplified(removing, _amplified_removing, lambda loss: math.log1p(participation * math.expm1(loss))),
+        amplified(adding, _amplified_adding, lambda loss: -math.log1p(participation * math.expm1(-loss))),
     )
 
 
-def amplified_removing(curve: Any, participation: float, epsilon: Any) -> Any:
-    """delta'(epsilon') of the mixture when the record is removed: delta' = pi * delta(ln(1 + (e^epsilon' - 1)/pi))."""
+def _amplified_removing(curve: Any, participation: float, epsilon: FloatArray) -> FloatArray:
+    """`theorems.amplify_removing` for arrays."""
     inner = np.expm1(epsilon) / participation
     reachable = inner > -1
     inside = np.log1p(np.where(reachable, inner, 0.0))
     return np.where(reachable, participation * curve(inside), -np.expm1(epsilon))
 
 
-def amplified_adding(curve: Any, participation: float, epsilon: Any) -> Any:
-    """delta'(epsilon') when it is added: delta' = pi * e^(epsilon' - epsilon) * delta(epsilon), 0 from -ln(1-pi) on."""
+def _amplified_adding(curve: Any, participation: float, epsilon: FloatArray) -> FloatArray:
+    """`theorems.amplify_adding` for arrays."""
     shrunk = 1 + np.expm1(-epsilon) / participation
     reachable = shrunk > 0
     inside = -np.log(np.where(reachable, shrunk, 1.0))
-    return np.where(reachable, participation * np.exp(epsilon) * np.where(reachable, shrunk, 0.0) * curve(inside), 0.0)
+    return np.where(reachable, participation * np.exp(epsilon) * np.maximum(shrunk, 0.0) * curve(inside), 0.0)
 
 
-def _on_grid(pmf: Any, participation: float, interval: float, amplified: Any) -> Any:
-    from dp_accounting.pld import pld_pmf
-
-    lowest, highest = pmf._lower_loss * interval, (pmf._lower_loss + pmf.size - 1) * interval
-    if amplified is amplified_removing:
-        low, high = (math.log1p(participation * math.expm1(loss)) for loss in (lowest, highest))
-    else:
-        low, high = (-math.log1p(participation * math.expm1(-loss)) for loss in (lowest, highest))
-    first, last = math.floor(low / interval), math.ceil(high / interval)
-    grid = np.arange(first, last + 1) * interval
-    deltas = np.clip(amplified(_delta_curve(pmf, interval), participation, grid), 0.0, 1.0)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        interval, first, last, np.minimum.accumulate(deltas)
-    ).to_dense_pmf()
-
-
-def _delta_curve(pmf: Any, interval: float) -> Any:
-    """delta(epsilon) of a dense distribution for arrays of epsilon (dp-accounting's own loops over both in Python)."""
-    losses = (pmf._lower_loss + np.arange(pmf.size)) * interval
-    above = np.append(np.cumsum(pmf._probs[::-1])[::-1], 0.0)
+def _tails(pmf: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Losses, and for each the mass of both distributions from there on (the second without infinity)."""
+    losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
+    above = np.append(np.cumsum(pmf._probs[::-1])[::-1], 0.0) + pmf._infinity_mass
     weighted = np.append(np.cumsum((pmf._probs * np.exp(-losses))[::-1])[::-1], 0.0)
+    return losses, above, weighted
 
-    def curve(epsilon: Any) -> Any:
+
+def _delta_curve(pmf: Any) -> Callable[[FloatArray], FloatArray]:
+    """delta(epsilon) for arrays of epsilon (dp-accounting's own loops over both in Python)."""
+    losses, above, weighted = _tails(pmf)
+
+    def curve(epsilon: FloatArray) -> FloatArray:
         first = np.searchsorted(losses, epsilon, side="right")
-        return pmf._infinity_mass + np.maximum(above[first] - np.exp(epsilon) * weighted[first], 0.0)
+        return np.maximum(above[first] - np.exp(epsilon) * weighted[first], pmf._infinity_mass)
 
     return curve
+
+
+def _epsilon_at(pmf: Any, delta: float) -> float:
+    """The smallest epsilon >= 0 at which the curve is at most delta; the curve is linear in e^epsilon between losses."""
+    losses, above, weighted = _tails(pmf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        reached = np.flatnonzero((losses >= 0) & (above[:-1] - np.exp(losses) * weighted[:-1] <= delta))
+    if not reached.size:
+        return math.inf
+    first = reached[0]
+    if above[first] <= delta:
+        return 0.0
+    return max(0.0, math.log((above[first] - delta) / weighted[first]))
