@@ -1,9 +1,10 @@
-"""Many processes, one run: each rank draws among its own people; sums meet on rank 0, where noise enters once.
+"""Many processes, one run: each rank draws among its own people; sums meet on rank 0, where noise enters
+once.
 
-Rank 0 gathers the clipped sums, adds the step's one noise vector, and sends the result to all: noise enters exactly once by
-construction, and replicas hold the same bits by construction, whatever devices they run on. (Noise added by rank 0
-before an all-reduce would undo the rounding that secure mode relies on; noise added by every rank after it would hang on
-all devices producing the same bits.)
+Rank 0 gathers the clipped sums, adds the step's one noise vector, and sends the result to all: noise enters
+exactly once by construction, and replicas hold the same bits by construction, whatever devices they run on.
+(Noise added by rank 0 before an all-reduce would undo the rounding that secure mode relies on; noise added by
+every rank after it would hang on all devices producing the same bits.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Ranks:
 
     @classmethod
     def join(cls, *, device: torch.device | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
-        """The process group if there is one; under torchrun, make it first. Otherwise a run of one process."""
+        """The process group if there is one; under torchrun, made first; else a run of one process."""
         if not dist.is_available():
             return cls()
         if not dist.is_initialized():
@@ -128,7 +129,7 @@ def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """All tensors as one, so that there is one message a step; written back afterwards."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     yield flat
-    parts = flat.split([tensor.numel() for tensor in tensors])
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view(tensor.shape))
 
@@ -142,6 +143,6 @@ def _or_stop(doing: str) -> Iterator[None]:
         raise
     except RuntimeError as error:  # torch's distributed errors are RuntimeErrors
         raise PdpsgdError(
-            f"Expected every rank to answer while {doing}. Got: {str(error).splitlines()[0]} The run stops here; "
-            "resume it from its last checkpoint."
+            f"Expected every rank to answer while {doing}. Got: {str(error).splitlines()[0]} The run stops "
+            "here; resume it from its last checkpoint."
         ) from error

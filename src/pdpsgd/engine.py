@@ -24,7 +24,7 @@ from pdpsgd.gradients import ClippedGradients
 from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
 from pdpsgd.randomness import GUESSABLE, RandomSource
-from pdpsgd.records import match_records, records_of
+from pdpsgd.records import match_records, records_of, to_device
 from pdpsgd.resuming import Journal, check_same_run, describe_model, describe_optimizer
 from pdpsgd.sampling import PoissonSampler
 
@@ -55,10 +55,10 @@ class PrivacyEngine:
     ...     criterion(module(inputs), targets).backward()
     ...     optimizer.step()
 
-    Guarantee: if the loop sends each batch through the module once, with a loss in which examples do not mix, and
-    publishes nothing computed from the training data but the module's parameters (at any step), then every person of
-    level l gets the (epsilon_l, delta_l) that the plan proves for it, under adding or removing their record. See
-    docs/engine.md for what is checked and what is up to the loop.
+    Guarantee: if the loop sends each batch through the module once, with a loss in which examples do not mix,
+    and publishes nothing computed from the training data but the module's parameters (at any step), then
+    every person of level l gets the (epsilon_l, delta_l) that the plan proves for it, under adding or
+    removing their record. See docs/engine.md for what is checked and what is up to the loop.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class PrivacyEngine:
         record_of_person: ArrayLike | None = None,
         max_grad_norm: float | None = None,
         loss_reduction: str = "mean",
-        criterion: Callable[[Any, Any], Tensor] | None = None,
+        criterion: Callable[..., Tensor] | None = None,
         max_physical_batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         seed: int | None = None,
@@ -86,17 +86,18 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """Make a training loop private: the module, a wrapped optimizer, and a loader over the plan's steps.
 
-        `budgets` says who is on which level (needed unless the plan knows its people or has one level only). By default
-        person i of the list has record i of the data; `record_ids` names the person of each record, `record_of_person`
-        gives the number of each person's record (-1: none supplied).
+        `budgets` says who is on which level (needed unless the plan knows its people or has one level only).
+        By default person i of the list has record i of the data; `record_ids` names the person of each
+        record, `record_of_person` gives the number of each person's record (-1: none supplied).
 
-        `max_grad_norm` may be left out: the plan's rules. With another one the run clips, and adds noise, at that norm
-        instead; privacy is the same, because it depends on the ratio of noise to norm only.
+        `max_grad_norm` may be left out: the plan's rules. With another one the run clips, and adds noise, at
+        that norm instead; privacy is the same, because it depends on the ratio of noise to norm only.
 
-        `criterion(outputs, targets)`, if given, is probed at the first batch: a loss in which examples mix is refused.
-        `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and `step()` only adds
-        up until the last. `seed` makes the run reproducible, guessable and so not for release.
-        `on_fresh_model(round)` is called where the plan starts a new model, and must reset the module's parameters.
+        `criterion(outputs, targets)`, if given, is probed at the first batch: a loss in which examples mix is
+        refused. `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and
+        `step()` only adds up until the last. `seed` makes the run reproducible, guessable and so not for
+        release. `on_fresh_model(round)` is called where the plan starts a new model, and must reset the
+        module's parameters.
         """
         if self._execution is not None:
             fail(
@@ -114,8 +115,8 @@ class PrivacyEngine:
         plan = _with_norm(plan, max_grad_norm)
         if on_fresh_model is None and any(r.fresh_model for r in plan.rounds[1:]):
             fail(
-                "Expected on_fresh_model, a function that resets the module's parameters: the plan trains a fresh model "
-                "in each round. Got None. (pdpsgd.fit does this by itself.)"
+                "Expected on_fresh_model, a function that resets the module's parameters: the plan trains a "
+                "fresh model in each round. Got None. (pdpsgd.fit does this by itself.)"
             )
 
         levels, ids = _people(plan, budgets)
@@ -134,7 +135,8 @@ class PrivacyEngine:
                 if seed is None
                 else RandomSource.from_seed(seed, secure=secure)
             )
-        ranks.check_same(plan=plan.digest, people=hashlib.sha256(levels.tobytes()).hexdigest())
+        if ranks.world_size > 1:
+            ranks.check_same(plan=plan.digest, people=hashlib.sha256(levels.tobytes()).hexdigest())
         source = ranks.share_key(source)
         ranks.spread_module(module)
 
@@ -149,6 +151,7 @@ class PrivacyEngine:
         self.journal: Journal | None = None
         self._data_fingerprint: str | None = None
         self._on_fresh_model = on_fresh_model
+        self._loss_reduction = loss_reduction
         self._options = {
             "loss_reduction": loss_reduction,
             "max_physical_batch_size": max_physical_batch_size,
@@ -171,6 +174,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
         )
         self.loader = PrivateLoader(self._execution, records, steps_per_epoch=steps_per_epoch)
+        self.loader.inspect = None if criterion is None else self._probe
         self._execution.finish_empty_step = self.optimizer.step
         self._execution.when_handed_out = [self._begin_step, self.optimizer.begin]
         return module, self.optimizer, self.loader
@@ -193,9 +197,9 @@ class PrivacyEngine:
     def spent(self) -> tuple[Spent, ...]:
         """What each level has spent up to now, if nothing decided to look now but public things.
 
-        Guarantee: a run that was always going to end at this step is (epsilon, delta)-DP with these values. If the run
-        is stopped because of what the model showed, they are not a proof: the plan's total is, as the run might have
-        gone on. (Privacy filters and odometers need other theorems.)
+        Guarantee: a run that was always going to end at this step is (epsilon, delta)-DP with these values.
+        If the run is stopped because of what the model showed, they are not a proof: the plan's total is, as
+        the run might have gone on. (Privacy filters and odometers need other theorems.)
         """
         so_far = self.plan.prefix(self.steps_taken)
         account = accountant(self.plan.accountant)
@@ -205,10 +209,11 @@ class PrivacyEngine:
         )
 
     def save(self, path: str | os.PathLike[str], **others: HasState) -> None:
-        """Write a checkpoint between two steps: model, optimizer, position, key, and `others` (a scheduler, say).
+        """Write a checkpoint between two steps: model, optimizer, position, key, and `others` (a scheduler,
+        say).
 
-        On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to yourself,
-        and call `close` (or `pdpsgd.checkpoints.erase_key`) when the run has ended.
+        On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to
+        yourself, and call `close` (or `pdpsgd.checkpoints.erase_key`) when the run has ended.
         """
         tensors = {f"model.{name}": value for name, value in self.module.state_dict().items()}
         packed: dict[str, Any] = {}
@@ -234,14 +239,16 @@ class PrivacyEngine:
         self.ranks.wait()
 
     def resume(self, path: str | os.PathLike[str], **others: HasState) -> None:
-        """Go on from a checkpoint: to be called after `make_private` with the same things, before the first step.
+        """Go on from a checkpoint: to be called after `make_private` with the same things, before the first
+        step.
 
-        Refuses another plan, other people, data, model, optimizer, options or number of ranks than the checkpoint was
-        made with, a damaged file, and a run that has ended.
+        Refuses another plan, other people, data, model, optimizer, options or number of ranks than the
+        checkpoint was made with, a damaged file, and a run that has ended.
         """
         if self.steps_taken:
             fail(
-                f"Expected a run that has not begun, to resume another in its place. Got one at step {self.steps_taken}."
+                "Expected a run that has not begun, to resume another in its place. Got one at step "
+                f"{self.steps_taken}."
             )
         checkpoint = self.ranks.spread_object(load(path) if self.ranks.first else None)
         if checkpoint.key is None:
@@ -258,7 +265,7 @@ class PrivacyEngine:
         self._running.forfeited = list(checkpoint.state["forfeited"])
 
     def keep_journal(self, path: str | os.PathLike[str]) -> None:
-        """Note what each step's noise meets, so that a resumed run cannot let it meet anything else (see `resuming`)."""
+        """Note what each step's noise meets, so that a resumed run cannot let it meet anything else."""
         if self.ranks.first:
             self.journal = self.optimizer.journal = Journal(Path(path), self.source)
 
@@ -284,11 +291,13 @@ class PrivacyEngine:
         self._running.forfeit()
         self.gradients.forget()
 
-    def check(self, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> None:
-        """Refuse a loss or a module in which examples mix: an example's gradient alone must be its gradient in a batch."""
+    def check(self, loss: Callable[..., Tensor], inputs: Any, targets: Any = None) -> bool:
+        """Refuse a loss or module in which examples mix; returns whether the batch was enough to tell."""
         from pdpsgd.probe import check_examples_do_not_mix
 
-        check_examples_do_not_mix(self.module, loss, inputs, targets)
+        return check_examples_do_not_mix(
+            self.module, loss, inputs, targets, loss_reduction=self._loss_reduction
+        )
 
     def close(self) -> None:
         """End the run: give the module back as it was and forget the key."""
@@ -310,6 +319,15 @@ class PrivacyEngine:
         self._running.sampler = PoissonSampler(
             self.plan, self.level_of_person, source, rank=self.ranks.rank, world_size=self.ranks.world_size
         )
+
+    def _probe(self, batch: Any) -> None:
+        """Try the criterion on the batch; not again once a batch was enough to tell."""
+        assert self.criterion is not None
+        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+            fail("Expected batches of (inputs, targets), to try the criterion on them. Got something else.")
+        inputs, targets = (to_device(part, _device(self.module)) for part in batch)
+        if self.check(self.criterion, inputs, targets):
+            self.loader.inspect = None
 
     def _begin_step(self, chunk: Chunk) -> None:
         if not chunk.first:
@@ -336,8 +354,8 @@ def release_note(plan: Plan, source: RandomSource) -> str | None:
 def seed_torch(source: RandomSource, *, step: int, rank: int = 0) -> None:
     """Start torch's own generators anew for the step, from the key.
 
-    Dropout and augmentation then repeat when a step is repeated after an interruption: were they to differ, the step's
-    noise would meet two different gradients.
+    Dropout and augmentation then repeat when a step is repeated after an interruption: were they to differ,
+    the step's noise would meet two different gradients.
     """
     place = step.to_bytes(8, "little") + rank.to_bytes(8, "little")
     digest = hashlib.blake2b(place, digest_size=8, key=source.key_bytes(), person=b"pdpsgd torch").digest()
@@ -368,8 +386,9 @@ def _people(plan: Plan, budgets: Budgets | None) -> tuple[IntArray, IdArray | No
 def _check_module(module: nn.Module) -> None:
     if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         fail(
-            f"Expected the bare module. Got it inside {type(module).__name__}: take it out (`.module`). Under torchrun "
-            "the ranks are joined by pdpsgd itself, because gradients must be clipped before they are added up."
+            f"Expected the bare module. Got it inside {type(module).__name__}: take it out (`.module`). "
+            "Under torchrun the ranks are joined by pdpsgd itself, because gradients must be clipped before "
+            "they are added up."
         )
 
 

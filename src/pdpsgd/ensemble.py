@@ -1,4 +1,4 @@
-"""Several models as one, and a running average of one model's weights: both are post-processing of what was released."""
+"""Several models as one, and a running average of one model's weights: post-processing, so free."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class WeightedModels(nn.Module):
-    """Outputs of several models, averaged with weights that sum to 1 (AdaPDP: theta(x) = sum of w_T * theta_T(x))."""
+    """Outputs of several models, averaged with weights that sum to 1: AdaPDP's combined model."""
 
     weights: Tensor
 
-    def __init__(self, models: Sequence[nn.Module], weights: Sequence[float]) -> None:
+    def __init__(self, models: Sequence[tuple[float, nn.Module]]) -> None:
         super().__init__()
-        self.models = nn.ModuleList(models)
-        shares = torch.tensor(weights, dtype=torch.float64)
+        self.models = nn.ModuleList(model for _, model in models)
+        shares = torch.tensor([weight for weight, _ in models], dtype=torch.float64)
         self.register_buffer("weights", (shares / shares.sum()).to(torch.float32))
 
     def forward(self, *inputs: Any) -> Tensor:
         """The weighted mean of the models' outputs."""
         outputs = torch.stack([model(*inputs) for model in self.models])
-        return torch.tensordot(self.weights.to(outputs), outputs, dims=1)
+        return torch.einsum("m,m...->...", self.weights.to(outputs), outputs)
 
 
 def round_weight(plan: Plan, index: int) -> float:

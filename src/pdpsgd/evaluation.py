@@ -1,7 +1,7 @@
 """How good a model is on people who were not trained on: in all, by tier, and by class.
 
-The figures are computed from the test people only. They must not be on the list of those whose privacy the plan
-protects; what is computed from training people would be sensitive.
+The figures are computed from the test people only. They must not be on the list of those whose privacy the
+plan protects; what is computed from training people would be sensitive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.execution import Chunk
-from pdpsgd.records import Records, records_of
+from pdpsgd.records import Records, call, records_of, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +59,8 @@ def evaluate(
 ) -> Evaluation:
     """Run the model over test data, without gradients, and count what it gets right.
 
-    Outputs with one column per class are compared with whole-number targets, and a single logit with targets of 0 and
-    1; for anything else only the loss is given. `tiers` names the tier of each test person.
+    Outputs with one column per class are compared with whole-number targets, and a single logit with targets
+    of 0 and 1; for anything else only the loss is given. `tiers` names the tier of each test person.
     """
     records = records_of(data)
     if len(records) == 0:
@@ -96,20 +96,9 @@ def _predictions(model: nn.Module, records: Records, batch_size: int) -> Iterato
         with torch.no_grad():
             for chunk, batch in records.batches(_in_order(len(records), batch_size)):
                 inputs, targets = (to_device(part, device) for part in batch)
-                yield chunk.size, model(inputs), targets
+                yield chunk.size, call(model, inputs), targets
     finally:
         model.train(was_training)
-
-
-def to_device(part: Any, device: torch.device) -> Any:
-    """Move a tensor, or tensors in a tuple, list or dictionary."""
-    if isinstance(part, Tensor):
-        return part.to(device, non_blocking=True)
-    if isinstance(part, dict):
-        return {key: to_device(value, device) for key, value in part.items()}
-    if isinstance(part, (list, tuple)):
-        return type(part)(to_device(value, device) for value in part)
-    return part
 
 
 def _in_order(records: int, batch_size: int) -> Iterator[Chunk]:

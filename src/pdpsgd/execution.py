@@ -1,7 +1,7 @@
 """Where a run stands in its plan: which step is in hand, whom it drew, and what counts as spent.
 
-A step is *drawn*, handed to the user's loop in one or more chunks, and *released* when its noisy sum leaves through the
-optimizer. The loop is the user's, so everything it may do wrong meets a check here.
+A step is *drawn*, handed to the user's loop in one or more chunks, and *released* when its noisy sum leaves
+through the optimizer. The loop is the user's, so everything it may do wrong meets a check here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Chunk:
-    """Records of one step that go through the model together; all of the step's unless physical batches are limited.
+    """Records of one step that go through the model together; all of the step's unless physical batches are
+    limited.
 
     Sensitive: who was drawn, and how many.
     """
@@ -46,9 +47,9 @@ class Chunk:
 class Execution:
     """The position in the plan, and the one step in hand.
 
-    Guarantee: step t of the plan is released at most once, with the people drawn for step t, each clipped to their own
-    level's norm; a batch that was drawn is either released, drawn again as it was (nothing was seen of it), or given up
-    explicitly and counted all the same.
+    Guarantee: step t of the plan is released at most once, with the people drawn for step t, each clipped to
+    their own level's norm; a batch that was drawn is either released, drawn again as it was (nothing was seen
+    of it), or given up explicitly and counted all the same.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class Execution:
     def take_back(self, chunk: Chunk) -> None:
         """The loop asks for the next chunk: this one must have been stepped.
 
-        Guarantee: skipping a batch because of what is in it would itself tell something about it, so a batch that was
-        not stepped stops the run. The exception is an empty one: releasing its noise is what the plan says, and
-        the same whether the loop noticed the batch or not.
+        Guarantee: skipping a batch because of what is in it would itself tell something about it, so a batch
+        that was not stepped stops the run. The exception is an empty one: releasing its noise is what the
+        plan says, and the same whether the loop noticed the batch or not.
         """
         if self.in_hand is not chunk:
             if chunk.step in self.forfeited:
@@ -123,24 +124,26 @@ class Execution:
             self.finish_empty_step()
         if not chunk.added:
             fail(
-                f"Expected optimizer.step() for every batch. Got none for the batch of step {chunk.step}. A batch must "
-                "not be left out because of what is in it. If it was left out for another reason, call "
-                "engine.forfeit_step() before going on: the step then counts as taken."
+                f"Expected optimizer.step() for every batch. Got none for the batch of step {chunk.step}. A "
+                "batch must not be left out because of what is in it. If it was left out for another reason, "
+                "call engine.forfeit_step() before going on: the step then counts as taken."
             )
 
     def chunk_to_step(self) -> Chunk:
         """The chunk that `step()` is about; refuses where there is none."""
         if self.steps_left == 0:
             fail(
-                f"Expected at most the plan's {self.plan.steps} steps. Got one more. The plan is carried out; training "
-                "on would cost people more than the plan says. Make a new plan that counts this one as history."
+                f"Expected at most the plan's {self.plan.steps} steps. Got one more. The plan is carried "
+                "out; training on would cost people more than the plan says. Make a new plan that counts "
+                "this one as history."
             )
         chunk = self.in_hand
         if chunk is None:
             fail("Expected a batch from the private loader before optimizer.step(). Got none.")
         if chunk.added:
             fail(
-                f"Expected one optimizer.step() per batch. Got a second one for the batch of step {chunk.step}."
+                "Expected one optimizer.step() per batch. Got a second one for the batch of step "
+                f"{chunk.step}."
             )
         return chunk
 
@@ -185,6 +188,6 @@ class Execution:
 
     def _fail_iterated_twice(self) -> None:
         fail(
-            "Expected one pass over the private loader at a time. Got two at once: the batch this pass handed out is no "
-            "longer the one in hand."
+            "Expected one pass over the private loader at a time. Got two at once: the batch this pass "
+            "handed out is no longer the one in hand."
         )

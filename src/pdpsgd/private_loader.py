@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 class PrivateLoader:
     """Yields the batches of the plan's remaining steps, one step a batch.
 
-    An empty batch is delivered as an empty batch. A new pass begins where the last one ended: a batch that was handed
-    out and not yet stepped comes again as it was, because draws depend on the key and the step alone. Once the plan is
-    carried out, a pass yields nothing. With a limit on physical batches, a step comes as several batches, and
-    `optimizer.step()` moves the model at the last of them.
+    An empty batch is delivered as an empty batch. A new pass begins where the last one ended: a batch that
+    was handed out and not yet stepped comes again as it was, because draws depend on the key and the step
+    alone. Once the plan is carried out, a pass yields nothing. With a limit on physical batches, a step comes
+    as several batches, and `optimizer.step()` moves the model at the last of them.
 
     `steps_per_epoch` ends each pass after so many steps, for loops that count epochs.
     """
@@ -25,9 +25,10 @@ class PrivateLoader:
         self._execution = execution
         self._records = records
         self.steps_per_epoch = steps_per_epoch
+        self.inspect: Callable[[Batch], None] | None = None  # looks at batches before they are handed out
 
     def __len__(self) -> int:
-        """How many steps a pass takes from here (never the number of physical batches, which is sensitive)."""
+        """How many steps a pass takes from here (not the number of physical batches: that is sensitive)."""
         left = self._execution.steps_left
         return left if self.steps_per_epoch is None else min(left, self.steps_per_epoch)
 
@@ -37,5 +38,7 @@ class PrivateLoader:
             if chunk.step in execution.forfeited:
                 continue
             execution.hand_out(chunk)
+            if self.inspect is not None:
+                self.inspect(batch)
             yield batch
             execution.take_back(chunk)

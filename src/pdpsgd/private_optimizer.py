@@ -1,4 +1,4 @@
-"""The optimizer of a private run: clipped sum, noise once, a public divisor, then the user's own optimizer."""
+"""The optimizer of a private run: clipped sum, noise once, a public divisor, then the user's optimizer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class PrivateOptimizer(Optimizer):
     """Wraps any torch optimizer; shares its parameter groups and state, so schedulers may be built on either.
 
-    `step()` adds the batch's clipped sum to the step's. At the step's last batch it adds noise to the sum, once, divides
-    by the plan's expected batch size, puts the result where gradients are, and lets the wrapped optimizer step.
-    `took_step` says whether the last `step()` did that, or only added (where physical batches are limited).
+    `step()` adds the batch's clipped sum to the step's. At the step's last batch it adds noise to the sum,
+    once, divides by the plan's expected batch size, puts the result where gradients are, and lets the wrapped
+    optimizer step. `took_step` says whether the last `step()` did that, or only added (where physical batches
+    are limited).
 
-    Guarantee: what reaches the wrapped optimizer, and the parameters, is the Poisson-subsampled Gaussian mechanism of
-    the plan's round: sum of gradients clipped to C_l = max_grad_norm * clip_scale of the person's level, plus Gaussian
-    noise of standard deviation noise_multiplier * max_grad_norm, times a public constant. Whatever else lies in
-    `grad` is overwritten, never used.
+    Guarantee: what reaches the wrapped optimizer, and the parameters, is the Poisson-subsampled Gaussian
+    mechanism of the plan's round: sum of gradients clipped to C_l = max_grad_norm * clip_scale of the
+    person's level, plus Gaussian noise of standard deviation noise_multiplier * max_grad_norm, times a public
+    constant. Whatever else lies in `grad` is overwritten, never used.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PrivateOptimizer(Optimizer):
         self._check_parameters()
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's groups."""
         return self.original.param_groups
 
@@ -65,7 +66,7 @@ class PrivateOptimizer(Optimizer):
         self.original.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The wrapped optimizer's state."""
         return self.original.state
 
@@ -74,11 +75,15 @@ class PrivateOptimizer(Optimizer):
         self.original.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The wrapped optimizer's defaults."""
         return self.original.defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.original.defaults = defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Add the batch's clipped sum; at the step's last batch release it with noise and move the model."""
         self.took_step = False
         chunk = self._execution.chunk_to_step()
@@ -138,8 +143,9 @@ class PrivateOptimizer(Optimizer):
             )
         if recorded != chunk.size:
             fail(
-                f"Expected the loss of the batch as the loader gave it. Got a backward pass over {recorded} examples "
-                "instead. Batches must go through the model whole and once: do not cut, filter, repeat or extend them."
+                f"Expected the loss of the batch as the loader gave it. Got a backward pass over {recorded} "
+                "examples instead. Batches must go through the model whole and once: do not cut, filter, "
+                "repeat or extend them."
             )
         norms = chunk.clip_norms.to(next(iter(self._gradients.sums.values())).device)
         self.non_finite_gradients += self._gradients.clipped_sum(norms, loss_reduction=self._loss_reduction)
@@ -167,9 +173,10 @@ class PrivateOptimizer(Optimizer):
             for parameter in group["params"]:
                 if parameter not in known and parameter.requires_grad:
                     fail(
-                        "Expected the optimizer to hold trainable parameters of the private module only. Got one of "
-                        f"shape {tuple(parameter.shape)} in param_groups[{index}] that the module does not have (or did "
-                        "not have when it was made private): it would be moved by a gradient without noise."
+                        "Expected the optimizer to hold trainable parameters of the private module only. Got "
+                        f"one of shape {tuple(parameter.shape)} in param_groups[{index}] that the module "
+                        "does not have (or did not have when it was made private): it would be moved by a "
+                        "gradient without noise."
                     )
 
 

@@ -54,7 +54,7 @@ def loss_of(loss: str | Loss) -> Loss:
 
 
 def schedule_of(schedule: str | Schedule) -> Schedule:
-    """A schedule by name, or the user's own: from the share of steps done (0 to 1) to a factor of the learning rate."""
+    """A schedule by name, or the user's own: from the share of steps done to a factor of the rate."""
     return schedule if callable(schedule) else _by_name(SCHEDULES, schedule=schedule)
 
 
@@ -76,13 +76,15 @@ def optimizer_of(
     if momentum:
         if optimizer not in ("sgd", "rmsprop"):
             fail(
-                f"Expected momentum=0 with optimizer {optimizer!r}, which has its own. Got momentum={momentum!r}."
+                f"Expected momentum=0 with optimizer {optimizer!r}, which has its own. Got "
+                f"momentum={momentum!r}."
             )
         keywords["momentum"] = momentum
     try:
-        return kind(parameters, **keywords)
+        made: Optimizer = kind(parameters, **keywords)
     except TypeError as error:
         fail(f"Expected optimizer_options that {kind.__name__} knows. Got {dict(options)!r} ({error}).")
+    return made
 
 
 def name_of(choice: Any) -> str:

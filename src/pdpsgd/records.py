@@ -1,7 +1,7 @@
 """Whose record is which, and records by number: the private data as training sees it.
 
-People are known by their place on the public list, records by their place in the data. For now a person has one record
-or none. Somebody without a record is drawn like anyone and contributes nothing.
+People are known by their place on the public list, records by their place in the data. For now a person has
+one record or none. Somebody without a record is drawn like anyone and contributes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from pdpsgd.errors import fail
@@ -45,7 +45,8 @@ class Records(Protocol):
 def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor) -> Records:
     """Take records from a data loader, a map-style dataset, or tensors whose first dimension counts records.
 
-    Tensors (also inside a `TensorDataset` with the default collation) are indexed directly: no loop over items.
+    Tensors (also inside a `TensorDataset` with the default collation) are indexed directly: no loop over
+    items.
     """
     if isinstance(data, Tensor):
         return TensorRecords((data,))
@@ -74,8 +75,8 @@ def match_records(
 ) -> IntArray:
     """The number of each person's record, -1 for those who supplied none.
 
-    By default person i of the list has record i. `record_of_person` gives the numbers outright; `record_ids` names, for
-    each record, the person on the list (`ids`) whose record it is.
+    By default person i of the list has record i. `record_of_person` gives the numbers outright; `record_ids`
+    names, for each record, the person on the list (`ids`) whose record it is.
 
     >>> match_records(people=3, records=2, ids=np.array(["ann", "bob", "cy"]), record_ids=["cy", "ann"])
     array([ 1, -1,  0])
@@ -87,9 +88,9 @@ def match_records(
     if record_of_person is None:
         if records != people:
             fail(
-                f"Expected one record for each of the {people} people on the list, in the list's order. Got {records} "
-                "records. Name each record's person (record_ids), or give each person's record number, "
-                "-1 for none (record_of_person)."
+                f"Expected one record for each of the {people} people on the list, in the list's order. Got "
+                f"{records} records. Name each record's person (record_ids), or give each person's record "
+                "number, -1 for none (record_of_person)."
             )
         return np.arange(people, dtype=np.int64)
     return _check_record_of_person(people, records, np.asarray(record_of_person))
@@ -116,7 +117,7 @@ class TensorRecords:
 
 
 class DatasetRecords:
-    """Records fetched one by one from a map-style dataset and collated, by worker processes if the loader has them."""
+    """Records fetched one by one from a map-style dataset and collated, by workers if there are any."""
 
     def __init__(self, dataset: Dataset[Any], loader: DataLoader[Any] | None) -> None:
         self.source = self.dataset = dataset
@@ -127,7 +128,7 @@ class DatasetRecords:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
-        """Each chunk with its records collated; workers, if any, fetch ahead (draws do not depend on the training)."""
+        """Each chunk with its records collated; workers fetch ahead (draws do not depend on the training)."""
         fetched: deque[Chunk] = deque()
         for batch in self._torch_loader(_numbers(chunks, fetched)):
             chunk = fetched.popleft()
@@ -149,7 +150,7 @@ class DatasetRecords:
             return (collate([self.dataset[i] for i in some]) if some else None for some in numbers)
         return DataLoader(
             self.dataset,
-            batch_sampler=numbers,  # type: ignore[arg-type]
+            batch_sampler=numbers,
             collate_fn=_CollateUnlessEmpty(loader.collate_fn),
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
@@ -158,6 +159,24 @@ class DatasetRecords:
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
+
+
+def to_device(part: Any, device: torch.device | None) -> Any:
+    """Move a tensor, or tensors in a tuple, list or dictionary."""
+    if isinstance(part, Tensor):
+        return part.to(device, non_blocking=True)
+    if isinstance(part, dict):
+        return {key: to_device(value, device) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return type(part)(to_device(value, device) for value in part)
+    return part
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs; a tuple, list or dict of inputs is spread out."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
 
 
 class _CollateUnlessEmpty:
@@ -197,7 +216,8 @@ def _match_by_id(people: int, records: int, ids: IdArray | None, record_ids: IdA
         person = person_of_id.get(name)
         if person is None:
             fail(
-                f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is not."
+                f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is "
+                "not."
             )
         if result[person] != NO_RECORD:
             fail(

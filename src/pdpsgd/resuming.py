@@ -1,10 +1,11 @@
 """Stopping and going on: what a checkpoint must agree with, and a journal of what noise has met.
 
-The danger is the same noise meeting different gradients: the difference of the two results has no noise at all. Draws
-and noise come from the key and the step's number, so a run that is killed and resumed repeats its steps exactly, as long as
-everything else is the same. Two things see to that. The checkpoint names what the run depends on, and a resume refuses
-anything else. And the journal remembers, for each step since the checkpoint, a secret projection of the sum that the step's
-noise was added to; if the sum is another one when the step is repeated (other code, say), the run stops before any noise.
+The danger is the same noise meeting different gradients: the difference of the two results has no noise at
+all. Draws and noise come from the key and the step's number, so a run that is killed and resumed repeats its
+steps exactly, as long as everything else is the same. Two things see to that. The checkpoint names what the
+run depends on, and a resume refuses anything else. And the journal remembers, for each step since the
+checkpoint, a secret projection of the sum that the step's noise was added to; if the sum is another one when
+the step is repeated (other code, say), the run stops before any noise.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, place: s
         if before != after:
             what, before, after = _narrow(name, before, after)
             fail(
-                f"Expected the {what} that the checkpoint {place!r} was made with: {before!r}. Got {after!r}. Resuming "
-                "would let the same noise meet different gradients. Resume with what the run was begun with, or begin "
-                "a new run."
+                f"Expected the {what} that the checkpoint {place!r} was made with: {before!r}. Got "
+                f"{after!r}. Resuming would let the same noise meet different gradients. Resume with what "
+                "the run was begun with, or begin a new run."
             )
 
 
@@ -88,9 +89,9 @@ class Journal:
             before, size = self._met[step]
             if not abs(projection - before) <= TOLERANCE * max(size, norm):
                 fail(
-                    f"Expected step {step} to repeat what it did before the run was interrupted. Got other gradients "
-                    "(other code, libraries or data?). Going on would let the same noise meet different gradients. "
-                    "Begin a new run."
+                    f"Expected step {step} to repeat what it did before the run was interrupted. Got other "
+                    "gradients (other code, libraries or data?). Going on would let the same noise meet "
+                    "different gradients. Begin a new run."
                 )
         else:
             os.write(self._file, _ENTRY.pack(step, projection, norm))

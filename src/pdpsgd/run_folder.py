@@ -11,8 +11,9 @@
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
 | `SENSITIVE-do-not-publish.jsonl` | only if asked for: batch sizes, training losses |
 
-Never written unless asked for: who was drawn, sizes of batches, training losses. A plan that tells who was drawn (as-published
-bookkeeping) goes, with the promises made from it, into files whose names begin with SENSITIVE-do-not-publish.
+Never written unless asked for: who was drawn, sizes of batches, training losses. A plan that tells who was
+drawn (as-published bookkeeping) goes, with the promises made from it, into files whose names begin with
+SENSITIVE-do-not-publish.
 """
 
 from __future__ import annotations
@@ -47,13 +48,19 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fail(
-                f"Expected a folder that can be written at run_folder={str(self.path)!r}. Got: {error.strerror}."
+                f"Expected a folder that can be written at run_folder={str(self.path)!r}. Got: "
+                f"{error.strerror}."
             )
 
     @property
     def checkpoint(self) -> Path:
         """Where the run can be resumed from."""
         return self.path / "checkpoint.safetensors"
+
+    @property
+    def journal(self) -> Path:
+        """What the noise of steps since the checkpoint has met; as secret as the key."""
+        return self.path / "checkpoint.journal"
 
     @property
     def finished(self) -> bool:
@@ -84,7 +91,13 @@ class RunFolder:
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(("id", "asked_epsilon", "asked_delta", "proven_epsilon", "proven_delta", "level"))
-        proven = [(level.proven_epsilon, level.proven_delta or level.delta) for level in plan.levels]
+        # As-published bookkeeping proves nothing at the level's own delta, but something at a larger one.
+        proven = [
+            (level.proven_epsilon, level.delta)
+            if level.provable_epsilon is None
+            else (level.provable_epsilon, level.provable_delta)
+            for level in plan.levels
+        ]
         rows.writerows(
             (
                 name,
@@ -139,7 +152,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         fail(
-            f"Expected to be able to write {str(path)!r}. Got: {error.strerror}. What stood there is unchanged."
+            f"Expected to be able to write {str(path)!r}. Got: {error.strerror}. What stood there is "
+            "unchanged."
         )
 
 

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import copy
 import platform
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from pdpsgd.budgets import Budgets
 from pdpsgd.checkpoints import erase_key
-from pdpsgd.engine import PrivacyEngine, Spent
-from pdpsgd.ensemble import WeightAverage, WeightedModels, round_weight
+from pdpsgd.distributed import digest_of_module
+from pdpsgd.engine import Spent
+from pdpsgd.ensemble import WeightedModels
 from pdpsgd.errors import fail
-from pdpsgd.evaluation import Evaluation, evaluate, to_device
-from pdpsgd.progress import ProgressBar
+from pdpsgd.evaluation import Evaluation
 from pdpsgd.recipes import Loss, Schedule, loss_of, name_of, optimizer_of, schedule_of
-from pdpsgd.run_folder import RunFolder, plain
+from pdpsgd.run_folder import RunFolder
+from pdpsgd.trainer import HeldOutPeople, Trainer, check_augment
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import ArrayLike
 
-    from pdpsgd.budgets import Budgets
     from pdpsgd.plan import Plan
-
-SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
     """A trained model, what it cost each level, and how good it is. Public things only.
 
-    `models` are the models that `model` combines, with their weights, where the plan trained several. `release_note`
-    says why nothing of this is for release; None if nothing speaks against it.
+    `models` are the models that `model` combines, with their weights, where the plan trained several.
+    `release_note` says why nothing of this is for release; None if nothing speaks against it.
     """
 
     model: nn.Module
@@ -132,25 +126,26 @@ def fit(
 ) -> TrainingResult:
     """Plan, train privately, evaluate: one call.
 
-    `data` is a pair of arrays or tensors (inputs, targets), a dataset, or a data loader; `budgets` says what each person
-    allows, and by default person i has record i. Without a `plan`, one is made from `mechanism`, `steps`, `batch_size`
-    (the expected one), `max_grad_norm`, `accountant` and `plan_options`.
+    `data` is a pair of arrays or tensors (inputs, targets), a dataset, or a data loader; `budgets` says what
+    each person allows, and by default person i has record i. Without a `plan`, one is made from `mechanism`,
+    `steps`, `batch_size` (the expected one), `max_grad_norm`, `accountant` and `plan_options`.
 
-    `loss` (mean over examples), `optimizer` and `schedule` are names or functions of your own; everything else is
-    plain data. `weight_average` is the decay of a moving average of the weights, which then are the model's.
-    `augment(inputs)` changes a batch's inputs, example by example, before they go through the model.
-    `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each belongs to.
+    `loss` (mean over examples), `optimizer` and `schedule` are names or functions of your own; everything
+    else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
+    model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model.
+    `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each
+    belongs to.
 
-    With a `run_folder` the run leaves its plan, model, promises and history there, and checkpoints to `resume` from;
-    `sensitive=True` also logs batch sizes and training losses, in a file that says so. `seed` makes a run
-    reproducible, guessable and so not for release; `secure=True` uses a cryptographic generator.
+    With a `run_folder` the run leaves its plan, model, promises and history there, and checkpoints to
+    `resume` from; `sensitive=True` also logs batch sizes and training losses, in a file that says so. `seed`
+    makes a run reproducible, guessable and so not for release; `secure=True` uses a cryptographic generator.
 
-    Guarantee: the returned model, and everything else in the result and the run folder (apart from files named
-    SENSITIVE, and the checkpoint while the run lasts), gives every person of level l the (epsilon_l, delta_l) that
-    the plan proves for it, provided that `loss`, `augment` and the model treat examples one by one (a probe refuses
-    what it can see of the opposite) and that settings were not chosen by looking at the private data.
+    Guarantee: the returned model, and everything else in the result and the run folder (apart from files
+    named SENSITIVE, and the checkpoint while the run lasts), gives every person of level l the (epsilon_l,
+    delta_l) that the plan proves for it, provided that `loss`, `augment` and the model treat examples one by
+    one (a probe refuses what it can see of the opposite) and that settings were not chosen by looking at the
+    private data.
     """
-    began = time.monotonic()
     planned, people = _plan_of(
         plan,
         budgets,
@@ -175,351 +170,89 @@ def fit(
         "seed": seed,
         "secure": secure,
     }
-    training = _Training(
+    records = as_tensors(data)
+    if augment is not None and isinstance(records, tuple):
+        check_augment(augment, records[0][:4])
+    trainer = Trainer(
         model=model,
         loss=loss_of(loss),
         schedule=schedule_of(schedule),
         augment=augment,
         weight_average=weight_average,
         settings=settings,
-        test=None if test_data is None else _Test(as_tensors(test_data), _tiers(test_budgets, test_tiers)),
+        test=None
+        if test_data is None
+        else HeldOutPeople(as_tensors(test_data), _tiers(test_budgets, test_tiers)),
         folder=None if run_folder is None else RunFolder(run_folder),
         sensitive=sensitive,
     )
-    training.begin(
-        optimizer_of(
-            optimizer,
-            (parameter for parameter in model.parameters() if parameter.requires_grad),
-            learning_rate=learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            options=optimizer_options or {},
-        ),
+    made = optimizer_of(
+        optimizer,
+        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        learning_rate=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        options=optimizer_options or {},
+    )
+    trainer.begin(
+        made,
         resume=resume,
         plan=planned,
         budgets=people,
-        data_loader=as_tensors(data),
+        data_loader=records,
         record_ids=record_ids,
         record_of_person=record_of_person,
         max_physical_batch_size=max_physical_batch_size,
         seed=seed,
         secure=secure,
     )
-    training.run(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, progress=progress)
-    return training.finish(began)
+    trainer.run(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, progress=progress)
+    return _finish(trainer, people)
 
 
-@dataclass(frozen=True)
-class _Test:
-    data: Any
-    tiers: np.ndarray[Any, Any] | None
+def _finish(trainer: Trainer, budgets: Budgets | None) -> TrainingResult:
+    """Put the result together, write it, and forget the key."""
+    engine, plan, folder = trainer.engine, trainer.plan, trainer.folder
+    models = trainer.models()
+    engine.ranks.check_same(model=digest_of_module(trainer.model) if engine.ranks.world_size > 1 else "")
+    model = models[0][1] if len(models) == 1 else WeightedModels(models)
+    result = TrainingResult(
+        model=model,
+        plan=plan,
+        spent=_spent(trainer),
+        evaluation=None if trainer.test is None else trainer.test.evaluate(model, trainer.loss),
+        history=tuple(trainer.history),
+        models=tuple(models),
+        settings=trainer.settings,
+        versions=versions(),
+        seconds=round(trainer.seconds, 1),
+        release_note=engine.release_note,
+        run_folder=None if folder is None else folder.path,
+    )
+    if folder is not None and engine.ranks.first:
+        folder.write_history(trainer.history)
+        folder.write_model(model)
+        if budgets is not None:
+            folder.write_promises(plan, budgets)
+        folder.write_result(result.to_dict())
+        erase_key(folder.checkpoint)
+    engine.close()
+    return result
 
 
-class _Training:
-    """One run of `fit`: an ordinary training loop around the engine, with its files."""
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        loss: Loss,
-        schedule: Schedule,
-        augment: Callable[[Any], Any] | None,
-        weight_average: float | None,
-        settings: dict[str, Any],
-        test: _Test | None,
-        folder: RunFolder | None,
-        sensitive: bool,
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.schedule = schedule
-        self.augment = augment
-        self.settings = settings
-        self.test = test
-        self.folder = folder
-        self.sensitive = sensitive
-        self.bare = copy.deepcopy(
-            model
-        )  # as it was given: the start of every fresh model, and a place for averages
-        self.start = copy.deepcopy(model.state_dict())
-        self.average = None if weight_average is None else WeightAverage(model, weight_average)
-        self.ended: list[
-            dict[str, Tensor]
-        ] = []  # models of rounds that ended, where rounds begin with a fresh model
-        self.history: list[dict[str, Any]] = []
-        self.seconds_before = 0.0
-        self.engine = PrivacyEngine()
-
-    # --- begin and resume --------------------------------------------------------------------------------------------
-
-    def begin(self, optimizer: Optimizer, *, resume: bool, budgets: Budgets | None, **options: Any) -> None:
-        """Make everything private, and take up an earlier run where that is wanted."""
-        folder = self.folder
-        if folder is not None and folder.finished:
-            fail(
-                f"Expected a folder without a finished run. Got run_folder={str(folder.path)!r}, where one ended."
-            )
-        if folder is not None and folder.begun and not resume:
-            fail(
-                f"Expected a new folder, or resume=True to go on with the run that was begun in "
-                f"run_folder={str(folder.path)!r}. Got resume=False."
-            )
-        if resume and folder is None:
-            fail("Expected run_folder, to know what to resume. Got None.")
-        self.budgets = budgets
-        self.model.train()
-        self.engine.make_private(
-            module=self.model,
-            optimizer=optimizer,
-            budgets=budgets,
-            on_fresh_model=self._fresh_model,
-            **options,
-        )
-        self.plan = self.engine.plan
-        self.device = next(self.model.parameters()).device
-        self.learning_rates = [group["lr"] for group in self.engine.optimizer.param_groups]
-        self.probed = False
-        if folder is None:
-            return
-        if folder.begun:
-            self.engine.resume(folder.checkpoint, training=self)
-        elif self.engine.ranks.first:
-            folder.write_plan(self.plan)
-            folder.write_settings({**self.settings, "plan": self.plan.digest, "versions": versions()})
-        self.engine.keep_journal(folder.path / "checkpoint.journal")
-        if self.engine.steps_taken == 0:
-            # The key is safe on disk before the first noise is given out.
-            self.engine.save(folder.checkpoint, training=self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the engine's own part."""
-        return {
-            "settings": self.settings,
-            "history": self.history,
-            "ended": self.ended,
-            "start": self.start if any(r.fresh_model for r in self.plan.rounds[1:]) else {},
-            "average": None if self.average is None else (self.average.average, self.average.steps),
-            "seconds": self.seconds,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        from pdpsgd.resuming import check_same_run
-
-        check_same_run(
-            plain(state["settings"]), plain(self.settings), place=str(self.folder and self.folder.checkpoint)
-        )
-        self.history = state["history"]
-        self.ended = state["ended"]
-        self.start = state["start"] or self.start
-        self.seconds_before = state["seconds"]
-        if self.average is not None:
-            self.average.load(*state["average"])
-
-    @property
-    def seconds(self) -> float:
-        """How long the run took up to now, over all its parts."""
-        return (
-            self.seconds_before + time.monotonic() - self.began
-            if hasattr(self, "began")
-            else self.seconds_before
-        )
-
-    # --- the loop ----------------------------------------------------------------------------------------------------
-
-    def run(self, *, evaluate_every: int | None, checkpoint_every: int | None, progress: bool) -> None:
-        """Take the plan's remaining steps."""
-        engine, optimizer = self.engine, self.engine.optimizer
-        self.began = self.saved = time.monotonic()
-        log: list[dict[str, Any]] = []
-        show = progress and engine.ranks.first
-        with (
-            ProgressBar(self.plan, show=show, begin=engine.steps_taken) as bar,
-            _interruptible() as interrupted,
-        ):
-            for batch in engine.loader:
-                self._set_learning_rate(engine.steps_taken)
-                loss = self._backward(batch)
-                optimizer.step()
-                if self.sensitive:
-                    log.append({"step": engine.steps_taken, "batch_size": _size(batch), "loss": loss})
-                if not optimizer.took_step:
-                    continue
-                if self.average is not None:
-                    self.average.update()
-                done = engine.steps_taken
-                last = done == self.plan.steps
-                if evaluate_every and (done % evaluate_every == 0 or last):
-                    bar.accuracy(self._note(done))
-                bar.step(done, last=last)
-                if self.folder is not None and (
-                    interrupted.is_set() or self._checkpoint_is_due(done, checkpoint_every)
-                ):
-                    self._save(log)
-                if interrupted.is_set():
-                    break
-        if interrupted.is_set() and engine.steps_left:
-            raise KeyboardInterrupt(self._how_to_resume())
-        self._write_sensitive(log)
-
-    def _backward(self, batch: Any) -> float | None:
-        inputs, targets = (to_device(part, self.device) for part in batch)
-        if self.augment is not None:
-            inputs = self.augment(inputs)
-        if _size(batch) == 0:
-            return None  # nobody was drawn: the step is noise alone
-        if not self.probed:
-            self.engine.check(self.loss, inputs, targets)
-            self.probed = True
-        self.engine.optimizer.zero_grad()
-        loss = self.loss(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()) if self.sensitive else None
-
-    def _set_learning_rate(self, step: int) -> None:
-        begin, end = self._span(step)
-        factor = self.schedule((step - begin) / (end - begin))
-        for group, rate in zip(self.engine.optimizer.param_groups, self.learning_rates, strict=True):
-            group["lr"] = rate * factor
-
-    def _span(self, step: int) -> tuple[int, int]:
-        """First step, and end, of the model that this step trains."""
-        begin, end, at = 0, self.plan.steps, 0
-        for index, r in enumerate(self.plan.rounds):
-            if r.fresh_model and index > 0:
-                if at <= step:
-                    begin = at
-                else:
-                    end = at
-                    break
-            at += r.steps
-        return begin, end
-
-    def _fresh_model(self, index: int) -> None:
-        """A round begins with a fresh model: keep the one that ended, and start again from the beginning."""
-        self.ended.append({name: value.clone() for name, value in self._state_to_keep().items()})
-        self.model.load_state_dict(self.start)
-        if self.average is not None:
-            self.average.restart()
-
-    def _state_to_keep(self) -> dict[str, Tensor]:
-        if self.average is None:
-            return self.model.state_dict()
-        self.bare.load_state_dict(self.model.state_dict())
-        self.average.write_to(self.bare)
-        return self.bare.state_dict()
-
-    def _note(self, done: int) -> float | None:
-        """Evaluate on test people and keep the figures."""
-        record: dict[str, Any] = {"step": done, "learning_rate": self.engine.optimizer.param_groups[0]["lr"]}
-        accuracy = None
-        if self.test is not None:
-            self.bare.load_state_dict(self._state_to_keep())
-            found = evaluate(self.bare, self.test.data, self.loss, tiers=self.test.tiers)
-            accuracy = found.accuracy
-            record |= {"test_loss": found.loss, "test_accuracy": accuracy}
-            record |= {"by_tier": {tier: share.accuracy for tier, share in found.by_tier.items()}}
-        self.history.append(record)
-        return accuracy
-
-    # --- files -------------------------------------------------------------------------------------------------------
-
-    def _checkpoint_is_due(self, done: int, every: int | None) -> bool:
-        if every is not None:
-            return done % every == 0
-        if self.engine.ranks.world_size > 1:
-            return done % 100 == 0  # clocks differ, and all ranks must save at the same step
-        return time.monotonic() - self.saved > SECONDS_BETWEEN_CHECKPOINTS
-
-    def _save(self, log: list[dict[str, Any]]) -> None:
-        assert self.folder is not None
-        self.engine.save(self.folder.checkpoint, training=self)
-        self.saved = time.monotonic()
-        if self.engine.ranks.first:
-            self.folder.write_history(self.history)
-        self._write_sensitive(log)
-
-    def _write_sensitive(self, log: list[dict[str, Any]]) -> None:
-        if log and self.folder is not None and self.engine.ranks.first:
-            self.folder.add_sensitive(log)
-        log.clear()
-
-    def _how_to_resume(self) -> str:
-        done, steps = self.engine.steps_taken, self.plan.steps
-        if self.folder is None:
-            return f"Interrupted after step {done} of {steps}. Nothing was saved: there was no run_folder."
-        return (
-            f"Interrupted after step {done} of {steps}. Everything is saved: resume with the same call and resume=True "
-            f"(run_folder={str(self.folder.path)!r})."
-        )
-
-    def finish(self, began: float) -> TrainingResult:
-        """Put the result together, write it, and forget the key."""
-        engine = self.engine
-        if self.average is not None:
-            self.average.write_to(self.model)
-        models = self._models()
-        weights = [weight for weight, _ in models]
-        model = self.model if len(models) == 1 else WeightedModels([m for _, m in models], weights)
-        release_note = engine.release_note
-        engine.ranks.check_same(model=engine.ranks.world_size > 1 and _bits(self.model))
-        result = TrainingResult(
-            model=model,
-            plan=self.plan,
-            spent=tuple(
-                Spent(level.proven_epsilon, level.delta) if level.proven_epsilon is not None else spent
-                for level, spent in zip(self.plan.levels, self._spent(), strict=True)
-            ),
-            evaluation=None
-            if self.test is None
-            else evaluate(model, self.test.data, self.loss, tiers=self.test.tiers),
-            history=tuple(self.history),
-            models=tuple(models),
-            settings=self.settings,
-            versions=versions(),
-            seconds=round(self.seconds_before + time.monotonic() - began, 1),
-            release_note=release_note,
-            run_folder=None if self.folder is None else self.folder.path,
-        )
-        if self.folder is not None and engine.ranks.first:
-            self.folder.write_history(self.history)
-            self.folder.write_model(model)
-            if self.budgets is not None:
-                self.folder.write_promises(self.plan, self.budgets)
-            self.folder.write_result(result.to_dict())
-            erase_key(self.folder.checkpoint)
-        engine.close()
-        return result
-
-    def _spent(self) -> Sequence[Spent]:
-        """Spending by the accountant, only where the plan itself has no proven figure."""
-        if all(level.proven_epsilon is not None for level in self.plan.levels):
-            return [Spent(0.0, level.delta) for level in self.plan.levels]
-        return self.engine.spent()
-
-    def _models(self) -> list[tuple[float, nn.Module]]:
-        """The models of rounds that began afresh, and the last one, with their weights."""
-        ends = [index for index, r in enumerate(self.plan.rounds) if index > 0 and r.fresh_model]
-        models: list[tuple[float, nn.Module]] = []
-        for end, state in zip(ends, self.ended, strict=True):
-            ended = copy.deepcopy(self.bare)
-            ended.load_state_dict(state)
-            models.append((round_weight(self.plan, end - 1), ended))
-        return [*models, (round_weight(self.plan, len(self.plan.rounds) - 1), self.model)]
+def _spent(trainer: Trainer) -> tuple[Spent, ...]:
+    """What the run cost: as the plan proves, and by the accountant where the plan says nothing."""
+    levels = trainer.plan.levels
+    proven = tuple(
+        Spent(level.proven_epsilon, level.delta) for level in levels if level.proven_epsilon is not None
+    )
+    return proven if len(proven) == len(levels) else trainer.engine.spent()
 
 
 def versions() -> dict[str, str]:
     """What the run was made with."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for name in ("pdpsgd", "dp-accounting"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+    packages = ("pdpsgd", "torch", "numpy", "dp-accounting")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def as_tensors(data: Any) -> Any:
@@ -530,8 +263,6 @@ def as_tensors(data: Any) -> Any:
 
 
 def _plan_of(plan: Plan | None, budgets: Any, **options: Any) -> tuple[Plan, Budgets | None]:
-    from pdpsgd.budgets import Budgets
-
     people = budgets if budgets is None or isinstance(budgets, Budgets) else Budgets(budgets)
     if plan is not None:
         return plan, people
@@ -548,35 +279,3 @@ def _tiers(budgets: Budgets | None, tiers: ArrayLike | None) -> np.ndarray[Any, 
     if budgets is not None:
         return budgets.epsilon
     return None if tiers is None else np.asarray(tiers)
-
-
-def _size(batch: Any) -> int:
-    targets = batch[-1]
-    return len(targets)
-
-
-def _bits(module: nn.Module) -> str:
-    from pdpsgd.distributed import digest_of_module
-
-    return digest_of_module(module)
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Let Ctrl-C end the step in hand first; a second Ctrl-C ends at once."""
-    interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-
-    def note(number: int, frame: Any) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
-        print("Stopping after this step (Ctrl-C again: at once, losing it).", file=sys.stderr)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
