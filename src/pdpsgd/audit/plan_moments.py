@@ -161,6 +161,6 @@ def add_squares(
     times = np.arange(steps + 1)
     chances = participation * binom.pmf(times, steps, rate)
     chances[0] += 1 - participation
-    means = (times - steps * participation * rate) * length
+    means = np.asarray((times - steps * participation * rate) * length, dtype=np.float64)
     sums = seen.dots[:, members].sum(axis=0) / lengths - steps * participation * rate * length
     persistence.add(float((sums**2).sum()), members.size, chances, means, steps * noise**2)

@@ -73,7 +73,7 @@ def watched_run(
             if before_step is not None:
                 before_step(number)
             optimizer.zero_grad()
-            criterion(module(inputs), targets).backward()
+            criterion(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             divisor = plan.rounds[round_index].expected_batch_size
             sums = tuple(

@@ -1,0 +1,172 @@
+"""The one-run audit (Steinke, Nasr, Jagielski 2023): many canaries, one training run, a lower bound for every
+tier.
+
+In every tier the canaries with the highest scores are guessed to have been in, those with the lowest to have
+been out, and the rest is left alone. How many are guessed decides how good the bound is; it is either fixed
+beforehand, on scores simulated from the (public) plan, or several choices are tried and paid for. Looking at
+several tiers is always paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.accounting.history import History
+from pdpsgd.audit.bounds import one_run_epsilon, one_run_gaussian_epsilon, shared
+from pdpsgd.audit.canaries import Canaries, Tier
+from pdpsgd.audit.scores import simulated_scores
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+SIGNIFICANCE = 0.05
+
+
+class Rule(NamedTuple):
+    """Which share of a tier's canaries is guessed to be in (the top) and to be out (the bottom)."""
+
+    share_in: float
+    share_out: float
+
+
+RULES = tuple(
+    Rule(share, out) for share in (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2) for out in (0.0, share)
+)
+
+
+@dataclass(frozen=True)
+class OneRunBound:
+    """What one run showed of a tier: epsilon is at least `measured`, with `confidence` for all tiers
+    together.
+
+    `gaussian` is the higher bound that holds where the tier's mechanism is exactly Gaussian (everybody in
+    every batch), else None. `success` is the share of guesses that were right.
+    """
+
+    tier: Tier
+    canaries: int
+    guesses: int
+    correct: int
+    looks: int
+    measured: float
+    gaussian: float | None
+    confidence: float
+
+    @property
+    def success(self) -> float | None:
+        """Share of the guesses that were right; None where none was made."""
+        return self.correct / self.guesses if self.guesses else None
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the bound is above what is proven, which says that the proof does not hold for this
+        code."""
+        return self.tier.proven is not None and self.measured > self.tier.proven
+
+
+def one_run_bounds(
+    canaries: Canaries,
+    scores: FloatArray,
+    *,
+    rules: Sequence[Rule] | None = None,
+    significance: float = SIGNIFICANCE,
+) -> tuple[OneRunBound, ...]:
+    """A lower bound on epsilon for each tier, from the scores of one run's canaries.
+
+    `rules` has one rule for each tier, fixed before the run (`rehearsed_rule`); without it all of `RULES` are
+    tried and paid for. Scores must not depend on the coins but through the run.
+
+    Guarantee: if training is (epsilon_l, delta_l)-DP towards the canaries of every level l of a tier, the
+    chance that any tier's bound is above its largest epsilon is at most `significance` (`one_run_p_value`;
+    Bonferroni over tiers and over the rules that were tried).
+    """
+    # Ties must not be broken by anything that knows the coins: by a fixed shuffle.
+    shuffle = np.random.default_rng(0).permutation(len(canaries))
+    bounds = []
+    for place, tier in enumerate(canaries.tiers):
+        members = shuffle[canaries.tier[shuffle] == place]
+        ordered = canaries.has_record[members[np.argsort(scores[members], kind="stable")]]
+        tried = RULES if rules is None else (rules[place],)
+        each = shared(shared(significance, len(canaries.tiers)), len(tried))
+        exactly_gaussian = all(is_gaussian(canaries.plan.history_of(level)) for level in tier.levels)
+        found = [_apply(rule, ordered, tier, each, exactly_gaussian) for rule in tried]
+        guesses, correct, measured, gaussian = max(found, key=lambda one: (one[2], one[3] or 0.0))
+        bounds.append(
+            OneRunBound(
+                tier=tier,
+                canaries=members.size,
+                guesses=guesses,
+                correct=correct,
+                looks=len(tried),
+                measured=measured,
+                gaussian=gaussian,
+                confidence=1 - significance,
+            )
+        )
+    return tuple(bounds)
+
+
+def rehearsed_rule(
+    history: History,
+    canaries: int,
+    *,
+    delta: float,
+    significance: float,
+    rehearsals: int = 10,
+    seed: int = 0,
+) -> Rule:
+    """The rule that gives the best bound on scores simulated from a plan's history; it costs nothing in the
+    audit.
+
+    Guarantee: the choice depends on the plan and the seed only, so it is fixed in advance of the run.
+    """
+    generator = np.random.default_rng(seed)
+    rehearsed = [simulated_scores(history, canaries, generator) for _ in range(rehearsals)]
+    ordered = [coins[np.argsort(scores)] for coins, scores in rehearsed]
+
+    def average(rule: Rule) -> float:
+        bounds = []
+        for coins in ordered:
+            guesses, correct = _count(rule, coins)
+            bounds.append(
+                one_run_epsilon(
+                    canaries=canaries,
+                    guesses=guesses,
+                    correct=correct,
+                    delta=delta,
+                    significance=significance,
+                )
+            )
+        return float(np.mean(bounds))
+
+    return max(RULES, key=average)
+
+
+def is_gaussian(history: History) -> bool:
+    """Whether somebody with this history is in every batch, so that the whole run is one Gaussian
+    mechanism."""
+    return all(e.costs_nothing or (e.participation == 1 and e.sample_rate == 1) for e in history)
+
+
+def _apply(
+    rule: Rule, ordered: BoolArray, tier: Tier, significance: float, exactly_gaussian: bool
+) -> tuple[int, int, float, float | None]:
+    guesses, correct = _count(rule, ordered)
+    counts = {"canaries": ordered.size, "guesses": guesses, "correct": correct}
+    measured = one_run_epsilon(**counts, delta=tier.delta, significance=significance)
+    gaussian = None
+    if exactly_gaussian:
+        gaussian = one_run_gaussian_epsilon(**counts, delta=tier.delta, significance=significance)
+    return guesses, correct, measured, gaussian
+
+
+def _count(rule: Rule, ordered: BoolArray) -> tuple[int, int]:
+    """Guesses and right guesses, for coins in rising order of scores."""
+    guessed_in, guessed_out = round(rule.share_in * ordered.size), int(rule.share_out * ordered.size)
+    correct = int(ordered[ordered.size - guessed_in :].sum()) + int((~ordered[:guessed_out]).sum())
+    return guessed_in + guessed_out, correct
