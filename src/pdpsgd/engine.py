@@ -201,7 +201,7 @@ class PrivacyEngine:
         If the run is stopped because of what the model showed, they are not a proof: the plan's total is, as
         the run might have gone on. (Privacy filters and odometers need other theorems.)
         """
-        so_far = self.plan.prefix(self.steps_taken)
+        so_far = self._running.plan.prefix(self.steps_taken)
         account = accountant(self.plan.accountant)
         return tuple(
             Spent(account.epsilon(so_far.history_of(index), level.delta), level.delta)

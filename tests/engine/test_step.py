@@ -56,7 +56,7 @@ def test_each_level_is_clipped_to_its_own_norm(private, helpers):
 
 
 def test_the_noise_is_that_of_the_plan(private, helpers):
-    """A chi-square test over 60 steps of 83 parameters; false alarm 1e-7 (two-sided, 5.3 standard deviations)."""
+    """A chi-square test over 60 steps of 75 parameters; false alarm 1e-7 (5.3 standard deviations)."""
     plan = helpers.plan(noise=1.7, steps=60, max_grad_norm=0.2)
     quiet = helpers.plan(noise=QUIET, steps=60, max_grad_norm=0.2)
     frozen = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0)}

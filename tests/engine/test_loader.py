@@ -1,0 +1,189 @@
+"""Which batches the loader yields, from which kinds of data, for people with and without a record."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from pdpsgd.budgets import Budgets
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.records import match_records
+
+
+class Rows(Dataset):
+    """A map-style dataset whose items are dictionaries."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, index):
+        return {"inputs": self.data[0][index], "targets": self.data[1][index], "name": f"row {index}"}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def test_a_pass_is_exactly_the_plans_steps(private):
+    run = private()
+    assert len(run.loader) == 6
+    run.train()
+    assert len(run.loader) == 0
+
+
+def test_epochs_end_after_their_steps(private, flat):
+    usual, counted = private(), private(steps_per_epoch=4)
+    usual.train()
+    lengths = []
+    for _ in range(3):
+        lengths.append(len(counted.loader))
+        counted.train()
+    assert lengths == [4, 2, 0]
+    assert torch.equal(flat(counted.module), flat(usual.module))
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "TensorDataset", "DataLoader"])
+def test_tensors_are_taken_as_they_come(private, helpers, flat, kind):
+    data = helpers.data(40)
+    given = {
+        "tuple": data,
+        "list": list(data),
+        "TensorDataset": TensorDataset(*data),
+        "DataLoader": DataLoader(TensorDataset(*data), batch_size=7, shuffle=True),
+    }[kind]
+    usual, run = private(), private(data=given)
+    usual.train()
+    run.train()
+    assert torch.equal(flat(run.module), flat(usual.module))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_style_datasets_are_collated_by_the_loader_they_came_with(private, helpers, flat, workers):
+    data = helpers.data(40)
+    usual = private()
+    run = private(data=DataLoader(Rows(data), batch_size=3, num_workers=workers))
+    usual.train()
+    for batch in run.loader:
+        assert all(name.startswith("row ") for name in batch["name"])
+        run.step(batch["inputs"], batch["targets"])
+    assert torch.equal(flat(run.module), flat(usual.module))
+
+
+def test_a_dataset_without_a_loader_will_do(private, helpers, flat):
+    usual, run = private(), private(data=Rows(helpers.data(40)))
+    usual.train()
+    for batch in run.loader:
+        run.step(batch["inputs"], batch["targets"])
+    assert torch.equal(flat(run.module), flat(usual.module))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_empty_batch_of_a_dataset_has_the_right_shapes(private, helpers, workers):
+    plan = helpers.plan(people=40, rates=(1e-9,), steps=2)
+    run = private(plan=plan, data=DataLoader(Rows(helpers.data(40)), num_workers=workers))
+    for batch in run.loader:
+        assert batch["inputs"].shape == (0, 5)
+        assert batch["targets"].dtype == torch.int64
+        assert batch["name"] == []
+        run.step(batch["inputs"], batch["targets"])
+    assert run.engine.steps_left == 0
+
+
+def test_a_custom_collation_is_kept(private, helpers):
+    def collate(items):
+        return torch.stack([item["inputs"] for item in items]) * 2, torch.stack(
+            [item["targets"] for item in items]
+        )
+
+    run = private(data=DataLoader(Rows(helpers.data(40)), collate_fn=collate))
+    for inputs, targets in run.loader:
+        run.step(inputs, targets)
+    assert run.engine.steps_left == 0
+
+
+def test_a_stream_is_refused(private):
+    with pytest.raises(PdpsgdError, match=r"drawn by number.*Got Stream"):
+        private(data=DataLoader(Stream()))
+
+
+def test_people_without_a_record_are_drawn_and_contribute_nothing(private, helpers):
+    """With everybody drawn at every step, exactly those with a record are in it; the divisor stays n."""
+    inputs, targets = helpers.data(10)
+    numbers = np.full(40, -1)
+    numbers[5:15] = np.arange(10)[::-1]
+    plan = helpers.plan(rates=(1.0,), steps=2)
+    run = private(plan=plan, data=(inputs, targets), record_of_person=numbers)
+    for batch in run.loader:
+        assert sorted(batch[0].tolist()) == sorted(inputs.tolist())
+        run.step(*batch)
+    assert run.plan.rounds[0].expected_batch_size == 40
+
+
+def test_whether_others_supplied_a_record_does_not_change_who_is_drawn(private, helpers):
+    inputs, targets = helpers.data(40)
+    full = private()
+    numbers = np.arange(40)
+    numbers[[3, 30]] = -1
+    numbers[numbers > 3] -= 1
+    numbers[numbers > 28] -= 1
+    kept = np.delete(np.arange(40), [3, 30])
+    partial = private(data=(inputs[kept], targets[kept]), record_of_person=numbers)
+    for whole, fewer in zip(full.loader, partial.loader, strict=True):
+        expected = [row for row in whole[0].tolist() if row not in (inputs[3].tolist(), inputs[30].tolist())]
+        assert fewer[0].tolist() == expected
+        full.step(*whole)
+        partial.step(*fewer)
+
+
+def test_records_find_their_people_by_id(private, helpers):
+    inputs, targets = helpers.data(2)
+    budgets = Budgets([1.0] * 40, ids=[f"person {index}" for index in range(40)])
+    run = private(
+        plan=helpers.plan(rates=(1.0,)),
+        data=(inputs, targets),
+        budgets=budgets,
+        record_ids=["person 7", "person 3"],
+    )
+    assert run.engine.record_of_person[7] == 0
+    assert run.engine.record_of_person[3] == 1
+    assert (run.engine.record_of_person >= 0).sum() == 2
+
+
+def test_a_record_of_somebody_who_is_not_on_the_list_is_refused(private, helpers):
+    budgets = Budgets([1.0] * 40, ids=[f"person {index}" for index in range(40)])
+    with pytest.raises(PdpsgdError, match="record 1 of 'stranger', who is not"):
+        private(data=helpers.data(2), budgets=budgets, record_ids=["person 7", "stranger"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"records": 3}, "one record for each of the 4 people"),
+        ({"records": 2, "record_ids": [0, 0]}, "one record a person"),
+        ({"records": 2, "record_ids": [0]}, "one id for each of the 2 records"),
+        ({"records": 2, "record_of_person": [0, 1]}, "for each of the 4 people"),
+        ({"records": 2, "record_of_person": [0, 1, 2, -1]}, "from 0 to 1, or -1"),
+        ({"records": 2, "record_of_person": [0, 0, 1, -1]}, "a record given to two people"),
+        ({"records": 3, "record_of_person": [0, 1, -1, -1]}, "record 2, which is nobody's"),
+        ({"records": 2, "record_of_person": [0.0, 1.0, -1.0, -1.0]}, "whole number"),
+        ({"records": 2, "record_of_person": [0, 1, -1, -1], "record_ids": [0, 1]}, "not both"),
+    ],
+)
+def test_matching_refuses_what_does_not_fit(options, message):
+    with pytest.raises(PdpsgdError, match=message):
+        match_records(people=4, **options)
+
+
+def test_the_plans_own_list_of_people_will_do(private, helpers):
+    plan = helpers.plan(people=(15, 25), rates=(0.0, 1.0), steps=1)
+    known = plan.with_people(helpers.budgets(plan))
+    run = private(plan=known, budgets=None)
+    assert len(next(iter(run.loader))[0]) == 25
+    with pytest.raises(PdpsgdError, match="which of the plan's 2 levels"):
+        private(plan=plan, budgets=None)
