@@ -24,7 +24,7 @@ from pdpsgd.audit.many_runs import many_run_bounds, many_runs, rehearsed_thresho
 from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.noise_search import smallest_noise_multiplier
-from pdpsgd.plan import Level, Plan, Round
+from pdpsgd.plans import Level, Plan, Round
 
 DELTA = 1e-5
 SETTINGS = {"full batch, 5 steps": (1.0, 5), "rate 0.1, 50 steps": (0.1, 50)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdpsgd.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.plan import Level, Plan, Round
+from pdpsgd.plans import Level, Plan, Round
 
 if TYPE_CHECKING:
     from pdpsgd.engine import PrivacyEngine

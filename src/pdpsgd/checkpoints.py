@@ -159,7 +159,7 @@ def _encode(tensors: Mapping[str, torch.Tensor], state: Mapping[str, JSON], key:
         metadata["key"] = key.hex()
     content = safetensors.torch.save(plain, metadata)
     header, body = _split(content)
-    return header.replace(_NO_CHECKSUM.encode(), _checksum(header, body).encode(), 1) + body
+    return _with_checksum(header, _NO_CHECKSUM, _checksum(header, body)) + body
 
 
 def _decode(content: bytes, *, place: str) -> Checkpoint:
@@ -175,7 +175,7 @@ def _decode(content: bytes, *, place: str) -> Checkpoint:
         fail(f"Expected format {FORMAT!r} at {place!r}. Got {found!r}.")
     if version != str(VERSION):
         fail(f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}.")
-    if _checksum(header.replace(str(checksum).encode(), _NO_CHECKSUM.encode(), 1), body) != checksum:
+    if _checksum(_with_checksum(header, str(checksum), _NO_CHECKSUM), body) != checksum:
         fail(
             f"Expected an undamaged checkpoint at {place!r}. Got one whose checksum does not fit: "
             "it was changed or cut off."
@@ -192,6 +192,11 @@ def _split(content: bytes) -> tuple[bytes, memoryview]:
     """Header (its length in 8 bytes, then JSON) and body of a safetensors file."""
     end = 8 + int.from_bytes(content[:8], "little")
     return content[:end], memoryview(content)[end:]
+
+
+def _with_checksum(header: bytes, before: str, after: str) -> bytes:
+    # The name and its quotes cannot stand inside a string of the header, where quotes are escaped.
+    return header.replace(f'"checksum":"{before}"'.encode(), f'"checksum":"{after}"'.encode())
 
 
 def _checksum(header: bytes, body: memoryview) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pdpsgd.budgets import Budgets, IdArray, IntArray
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 AS_PUBLISHED = "as-published bookkeeping, the plan tells who was drawn: not for release"
 

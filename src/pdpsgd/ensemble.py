@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pdpsgd.errors import check_probability
 
 if TYPE_CHECKING:
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 
 class WeightedModels(nn.Module):

@@ -19,7 +19,7 @@ from pdpsgd.records import NO_RECORD
 
 if TYPE_CHECKING:
     from pdpsgd.budgets import IntArray
-    from pdpsgd.plan import Plan, Round
+    from pdpsgd.plans import Plan, Round
     from pdpsgd.sampling import PoissonSampler
 
 

@@ -12,7 +12,7 @@ from pdpsgd.budgets import Budgets, FloatArray, IdArray, IntArray
 from pdpsgd.errors import check_positive, fail
 
 if TYPE_CHECKING:
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 MAX_LEVELS = 256
 MAX_DELTAS = 8

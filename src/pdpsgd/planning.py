@@ -13,7 +13,7 @@ from pdpsgd.budgets import Budgets, IntArray
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail
 from pdpsgd.levels import MAX_LEVELS, Levels, Roster, assign, make_levels
 from pdpsgd.mechanisms import MECHANISMS, Mechanism, Request
-from pdpsgd.plan import BOOKKEEPINGS, Level, Plan, Round
+from pdpsgd.plans import BOOKKEEPINGS, Level, Plan, Round
 from pdpsgd.solver import Segment
 from pdpsgd.thresholds import LOSSES, Loss, fixed_loss
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pdpsgd.accounting import accountant
 
 if TYPE_CHECKING:
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 SECONDS_BETWEEN_UPDATES = 0.2
 

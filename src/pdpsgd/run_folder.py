@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pdpsgd.budgets import Budgets
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 SENSITIVE = "SENSITIVE-do-not-publish"
 

@@ -8,9 +8,11 @@ kept with the chance (own rate / highest rate). This "thinning" makes 256 levels
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy.typing as npt
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
     from pdpsgd.randomness import BitGenerator, RandomSource, WordArray
 
 IntArray = npt.NDArray[np.int64]
@@ -59,6 +61,7 @@ class PoissonSampler:
         self._source = source
         self._rank = rank
         self._people = _sort_by_level(level_of_person, len(plan.levels), rank, world_size)
+        self._round_ends = tuple(accumulate(r.steps for r in plan.rounds))
         self._round: int | None = None
         self._participants = self._people
         self._bands: tuple[_Band, ...] = ()
@@ -71,12 +74,12 @@ class PoissonSampler:
         """
         if not 0 <= step < len(self):
             fail(f"Expected 0 <= step < {len(self)}, the plan's steps. Got step={step!r}.")
-        self._enter_round(self._plan.round_of_step(step))
+        self._enter_round(bisect_right(self._round_ends, step))
         generator = self._source.draw_generator(step=step, rank=self._rank)
         return self._participants.members.take(_draw(self._bands, generator)).astype(np.int64)
 
     def __len__(self) -> int:
-        return self._plan.steps
+        return self._round_ends[-1] if self._round_ends else 0
 
     def _enter_round(self, index: int) -> None:
         if index == self._round:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from pdpsgd.errors import PdpsgdError
 from pdpsgd.theorems import as_published_bound
 
 if TYPE_CHECKING:
-    from pdpsgd.plan import Plan
+    from pdpsgd.plans import Plan
 
 FINENESS = (16, 64)
 """Grid points per standard deviation of a step's loss: first try, and second try before a plan is called wrong."""

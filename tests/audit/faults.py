@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from pdpsgd.engine import PrivacyEngine
-from pdpsgd.plan import Plan
+from pdpsgd.plans import Plan
 from pdpsgd.randomness import RandomSource
 from pdpsgd.sampling import PoissonSampler
 

@@ -20,7 +20,7 @@ from pdpsgd.audit.conformance import Conformance, ConformanceTest
 from pdpsgd.audit.dirac import dirac_steps, tensor_names
 from pdpsgd.audit.examples import example_steps
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.plan import Level, Plan, Round
+from pdpsgd.plans import Level, Plan, Round
 from pdpsgd.randomness import RandomSource
 
 sys.path.insert(0, str(Path(__file__).parent))

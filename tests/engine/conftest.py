@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pdpsgd.budgets import Budgets
 from pdpsgd.engine import PrivacyEngine
-from pdpsgd.plan import Level, Plan, Round
+from pdpsgd.plans import Level, Plan, Round
 from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer
 

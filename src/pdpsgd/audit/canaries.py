@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pdpsgd.errors import fail
 from pdpsgd.levels import Roster
-from pdpsgd.plan import Plan
+from pdpsgd.plans import Plan
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

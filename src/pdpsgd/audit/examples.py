@@ -47,7 +47,8 @@ def example_steps(
     """Train `module` with a canary for each of the `examples`, and yield what each step shows of them.
 
     Without `others` the canaries are the only records: then everything else in a noisy sum is noise, as the
-    conformance test needs it. `module` is trained in place.
+    conformance test needs it. With others there is nothing exact to compare with, and an observation holds
+    what attacks need only: dots, and the squared lengths of contributions. `module` is trained in place.
     """
     inputs, targets = examples
     drawn = torch.from_numpy(np.flatnonzero(canaries.has_record))
@@ -75,7 +76,7 @@ def example_steps(
         before_step=before_step,
         tamper=tamper,
     ):
-        yield _observe(step, current[0], drawn)
+        yield _observe(step, current[0], drawn) if others is None else _observe_attacked(step, current[0])
 
 
 def losses(
@@ -144,4 +145,17 @@ def _observe(step: WatchedStep, contributions: tuple[Tensor, ...], drawn: Tensor
         noise_energy=np.array(energies),
         noise_dimensions=np.array(dimensions),
         noise_only=np.array(room),
+    )
+
+
+def _observe_attacked(step: WatchedStep, contributions: tuple[Tensor, ...]) -> Observation:
+    pairs = list(zip(step.noisy_sums, contributions, strict=True))
+    none = np.zeros(len(pairs), dtype=np.int64)
+    return Observation(
+        round=step.round,
+        dots=torch.stack([rows @ noisy.flatten().to(rows.dtype) for noisy, rows in pairs]).numpy(),
+        products=torch.stack([rows.square().sum(1) for _, rows in pairs]).numpy(),
+        noise_energy=none.astype(np.float64),
+        noise_dimensions=none,
+        noise_only=none.astype(bool),
     )

@@ -10,7 +10,7 @@ some noise. They use the whole trade-off curve, so they come close to the truth 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from pdpsgd.audit.one_run import SIGNIFICANCE, is_gaussian
 from pdpsgd.audit.runs import Tamper
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.errors import fail
-from pdpsgd.plan import Plan
+from pdpsgd.plans import Plan
 from pdpsgd.randomness import RandomSource
 
 FloatArray = npt.NDArray[np.float64]
@@ -59,6 +59,11 @@ class ManyRunsBound:
     confidence: float
 
     @property
+    def success(self) -> float:
+        """Share of the runs in which the attack said what was true."""
+        return (self.true_positives + self.negatives - self.false_positives) / self.runs
+
+    @property
     def alarm(self) -> bool:
         """Whether the bound that assumes nothing is above what is proven."""
         return self.tier.proven is not None and self.measured > self.tier.proven
@@ -68,6 +73,7 @@ def many_runs(
     plan: Plan,
     *,
     runs: int,
+    tiers: Sequence[Tier] | None = None,
     seed: int | None = None,
     source: Callable[[int], RandomSource] | None = None,
     tamper: Tamper | None = None,
@@ -78,9 +84,9 @@ def many_runs(
     Guarantee: coins, draws and noise of the runs are independent, given a good random source.
     """
     generator = np.random.default_rng(seed)
-    tiers = tiers_of(plan)
+    chosen = tiers_of(plan) if tiers is None else tiers
     for _ in range(runs):
-        canaries = put_on_list(plan, 1, generator, tiers=tiers)
+        canaries = put_on_list(plan, 1, generator, tiers=chosen)
         run_seed = int(generator.integers(2**62))
         own = RandomSource.from_seed(run_seed) if source is None else source(run_seed)
         scores = LikelihoodScores(canaries)
@@ -96,6 +102,7 @@ def many_run_bounds(
     *,
     thresholds: npt.ArrayLike,
     balanced_thresholds: npt.ArrayLike | None = None,
+    tiers: Sequence[Tier] | None = None,
     significance: float = SIGNIFICANCE,
 ) -> tuple[ManyRunsBound, ...]:
     """A lower bound on epsilon for each tier, from coins and scores (runs x tiers) and a threshold for each.
@@ -106,7 +113,7 @@ def many_run_bounds(
     chance that any tier's bound is above its epsilon is at most `significance`; Bonferroni over the tiers and
     over the two thresholds.
     """
-    tiers = tiers_of(plan)
+    tiers = tiers_of(plan) if tiers is None else tiers
     if coins.shape != scores.shape or coins.ndim != 2 or coins.shape[1] != len(tiers):
         fail(
             f"Expected coins and scores of shape (runs, {len(tiers)}). Got {coins.shape} and {scores.shape}."

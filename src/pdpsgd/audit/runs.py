@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.engine import PrivacyEngine
-from pdpsgd.plan import Plan
+from pdpsgd.plans import Plan
 from pdpsgd.randomness import RandomSource
 
 Criterion = Callable[[Tensor, Tensor], Tensor]

@@ -7,8 +7,6 @@ dot products of every step's noisy gradient with the canary's; without sampling 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -66,7 +64,8 @@ class ProjectionScores:
 
     def observe(self, seen: Observation) -> None:
         """Take in one step."""
-        squared = np.diagonal(seen.products, axis1=1, axis2=2).sum(axis=0)
+        lengths = seen.products if seen.products.ndim == 2 else np.diagonal(seen.products, axis1=1, axis2=2)
+        squared = lengths.sum(axis=0)
         self._total += seen.dots.sum(axis=0) / np.sqrt(np.maximum(squared, 1e-12))
 
     def scores(self) -> FloatArray:
@@ -108,10 +107,3 @@ def mixed(chance: npt.ArrayLike, exponent: FloatArray) -> FloatArray:
     """log(1 - p + p e^x)."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.logaddexp(np.log1p(-np.asarray(chance)), np.log(chance) + exponent))
-
-
-def expected_separation(history: History) -> float:
-    """Mean of the summed projections of a canary with a record, in standard deviations of their noise."""
-    mean = math.fsum(e.participation * e.sample_rate * e.steps / e.noise_multiplier**2 for e in history)
-    scale = math.fsum(e.steps / e.noise_multiplier**2 for e in history)
-    return mean / math.sqrt(scale) if scale > 0 else 0.0

@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from pdpsgd.audit.runs import Criterion
 from pdpsgd.gradients import clip_weights
-from pdpsgd.plan import Plan, Round
+from pdpsgd.plans import Plan, Round
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ import numpy as np
 from pdpsgd.accounting import Accountant, Exposure, History
 from pdpsgd.budgets import FloatArray
 from pdpsgd.errors import fail
-from pdpsgd.plan import Round
+from pdpsgd.plans import Round
 from pdpsgd.solver import Demand, Segment, Solution, solve_participation, solve_rates
 from pdpsgd.thresholds import Loss
 

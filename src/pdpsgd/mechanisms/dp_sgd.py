@@ -7,7 +7,7 @@ import numpy as np
 from pdpsgd.errors import fail
 from pdpsgd.mechanisms.base import Mechanism, Request, make_round, meet_targets
 from pdpsgd.noise_search import smallest_noise_multiplier
-from pdpsgd.plan import Round
+from pdpsgd.plans import Round
 
 
 def _rounds(request: Request) -> list[Round]:

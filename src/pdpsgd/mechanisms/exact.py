@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdpsgd.mechanisms.base import Mechanism, Request, meet_targets
-from pdpsgd.plan import Round
+from pdpsgd.plans import Round
 
 
 def _rounds(request: Request) -> list[Round]:

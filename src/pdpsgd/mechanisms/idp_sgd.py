@@ -7,7 +7,7 @@ import numpy as np
 from pdpsgd.accounting import Exposure
 from pdpsgd.errors import fail
 from pdpsgd.mechanisms.base import MARGIN, Mechanism, Request, make_round, meet_targets
-from pdpsgd.plan import Round
+from pdpsgd.plans import Round
 from pdpsgd.solver import largest_within
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdpsgd.mechanisms.base import Mechanism, Request
 from pdpsgd.mechanisms.thresholded import threshold_rounds
-from pdpsgd.plan import Round
+from pdpsgd.plans import Round
 from pdpsgd.thresholds import adaptive_loss, fixed_loss
 
 FIXED_LOSS = fixed_loss(0.7, 0.3)

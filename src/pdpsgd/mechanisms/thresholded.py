@@ -8,7 +8,7 @@ import numpy as np
 
 from pdpsgd.errors import fail
 from pdpsgd.mechanisms.base import Request, meet_targets
-from pdpsgd.plan import Round
+from pdpsgd.plans import Round
 from pdpsgd.thresholds import Loss, best_threshold
 
 LEFT = 5e-3

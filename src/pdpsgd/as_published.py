@@ -1,0 +1,160 @@
+"""Plans with the paper's own bookkeeping, to reproduce its numbers: only those who are drawn into a round pay.
+
+Not sound: the draw is hidden, so somebody who was not drawn has not been told apart from somebody who was
+(docs/everybody-pays.md). Such a plan flips its coins when it is made; it states, next to what the paper would claim, the
+larger bound that is provable for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pdpsgd.accounting import Accountant, Exposure
+from pdpsgd.accounting import accountant as accountant_by_name
+from pdpsgd.budgets import Budgets, FloatArray
+from pdpsgd.errors import check_one_of, fail
+from pdpsgd.levels import Roster, assign, make_levels
+from pdpsgd.mechanisms import MECHANISMS, adapdp, pdp_sgd, sampling
+from pdpsgd.mechanisms.thresholded import split_evenly
+from pdpsgd.noise_search import smallest_noise_multiplier
+from pdpsgd.plans import Level, Plan, Round
+from pdpsgd.theorems import as_published_bound, participation_for
+from pdpsgd.thresholds import Loss, adaptive_loss, best_threshold
+
+PUBLISHED_LOSSES: dict[str, Loss] = {
+    "sampling": sampling.LOSS,
+    "adapdp": adapdp.LOSS,
+    "pdp-sgd-fixed": pdp_sgd.FIXED_LOSS,
+    "pdp-sgd-adaptive": adaptive_loss,
+}
+NOTHING_LEFT = 1e-3
+MOST_STEPS = 10_000_000
+
+
+def plan_as_published(
+    budgets: Budgets,
+    mechanism: str,
+    *,
+    steps: int,
+    batch_size: float,
+    accountant: str,
+    seed: int | None,
+    max_grad_norm: float,
+    rounds: int | None,
+    noise_multiplier: float | None,
+    weights: tuple[float, float] | None,
+    loss: str | None,
+    max_levels: int,
+) -> Plan:
+    """The paper's Algorithm 1 (or AdaPDP, or Sampling) with its coins flipped from `seed`.
+
+    Each round: threshold on what the drawn have left, participation (e^left - 1)/(e^tau - 1), a rate of batch size over the
+    expected number of participants, and noise (or, given the noise, steps) such that the round alone costs tau.
+    """
+    from pdpsgd.planning import threshold_loss
+
+    check_one_of(tuple(PUBLISHED_LOSSES), mechanism_as_published=mechanism)
+    chosen = threshold_loss(weights, loss) or PUBLISHED_LOSSES[mechanism]
+    by = accountant_by_name(accountant)
+    if np.unique(budgets.delta).size > 1 or not np.isfinite(budgets.epsilon).all():
+        fail("As-published bookkeeping takes one delta for all and finite budgets: the paper has no others.")
+    delta = float(budgets.delta[0])
+    levels = make_levels(budgets, max_levels)
+    level = assign(levels.epsilon, levels.delta, budgets)
+    left = levels.epsilon[level].copy()
+    coins = np.random.default_rng(seed)
+    most = 1 if mechanism == "sampling" else rounds or MECHANISMS[mechanism].default_rounds
+    drawn: list[np.ndarray[tuple[int], np.dtype[np.bool_]]] = []
+    made: list[tuple[int, float, float, float]] = []
+    for count in split_evenly(steps, most):
+        if not (left > NOTHING_LEFT).any():
+            break
+        values, people = np.unique(left[left > NOTHING_LEFT], return_counts=True)
+        tau = best_threshold(values, people, chosen)
+        chance = np.where(left > NOTHING_LEFT, participation_for(left, tau), 0.0)
+        rate = min(1.0, batch_size / float(chance.sum()))
+        count, sigma = _cost_tau(tau, delta, rate, count, noise_multiplier, by)
+        drawn.append(coins.random(left.size) < chance)
+        made.append((count, sigma, rate, tau))
+        left = np.where(drawn[-1], np.maximum(left - tau, 0.0), left)
+    return _assemble(
+        budgets, mechanism, by, max_grad_norm, delta, levels.epsilon, level, drawn, made, mechanism == "adapdp"
+    )
+
+
+def _cost_tau(
+    tau: float, delta: float, rate: float, steps: int, noise_multiplier: float | None, by: Accountant
+) -> tuple[int, float]:
+    """Steps and noise of a round that costs at most tau: noise for the steps, or, given the noise, as many steps as fit."""
+    if noise_multiplier is None:
+        return steps, smallest_noise_multiplier(tau, delta, sample_rate=rate, steps=steps, accounting=by)
+
+    def fits(count: int) -> bool:
+        return by.epsilon((Exposure(1.0, rate, noise_multiplier, count),), delta) <= tau
+
+    if not fits(1):
+        # What is left is too little even for one step at this noise: one step at the noise that fits.
+        return 1, smallest_noise_multiplier(tau, delta, sample_rate=rate, steps=1, accounting=by)
+    low, high = 1, 2
+    while fits(high) and high < MOST_STEPS:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, noise_multiplier
+
+
+def _assemble(
+    budgets: Budgets,
+    mechanism: str,
+    by: Accountant,
+    max_grad_norm: float,
+    delta: float,
+    epsilons: FloatArray,
+    level: np.ndarray[tuple[int], np.dtype[np.int64]],
+    drawn: list[np.ndarray[tuple[int], np.dtype[np.bool_]]],
+    made: list[tuple[int, float, float, float]],
+    fresh_model: bool,
+) -> Plan:
+    patterns, place, people = np.unique(
+        np.column_stack([level, *drawn]).astype(np.int64), axis=0, return_inverse=True, return_counts=True
+    )
+    taus = [tau for *_, tau in made]
+    bounds = {float(e): as_published_bound(float(e), taus) for e in epsilons}
+    rounds = []
+    for index, (steps, sigma, rate, tau) in enumerate(made):
+        inside = patterns[:, 1 + index].astype(float)
+        if not (people @ inside):
+            continue  # nobody was drawn: the round is noise alone
+        rounds.append(
+            Round(
+                steps=steps,
+                noise_multiplier=sigma,
+                expected_batch_size=float(people @ inside * rate),
+                participation=tuple(inside.tolist()),
+                sample_rates=tuple((inside * rate).tolist()),
+                clip_scales=(1.0,) * len(people),
+                threshold=tau,
+                fresh_model=fresh_model,
+            )
+        )
+    split = tuple(
+        Level(
+            epsilon=float(epsilons[pattern[0]]),
+            delta=delta,
+            people=int(n),
+            claimed_epsilon=min(float(epsilons[pattern[0]]), float(np.dot(pattern[1:], taus))),
+            provable_epsilon=bounds[float(epsilons[pattern[0]])],
+            provable_delta=delta * len(made),
+        )
+        for pattern, n in zip(patterns, people, strict=True)
+    )
+    return Plan(
+        mechanism,
+        split,
+        tuple(rounds),
+        by.name,
+        "as-published",
+        max_grad_norm=max_grad_norm,
+        roster=Roster(budgets.ids, place.reshape(-1)),
+    )
