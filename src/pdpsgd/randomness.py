@@ -126,7 +126,7 @@ class RandomSource:
                 fail(f"Expected tensors[{place}] to hold floating-point numbers. Got {tensor.dtype}.")
         if step < self._next_noise_step:
             fail(
-                f"Expected step >= {self._next_noise_step}: earlier noise was given out, and on other gradients "
+                f"Expected step >= {self._next_noise_step}: earlier noise was given out; on other gradients "
                 f"it would reveal their difference. Got step={step!r}."
             )
         generator = self._generator("noise", number=step)
