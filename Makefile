@@ -1,0 +1,50 @@
+# Each target makes the environment that it needs; the second call is quick.
+#
+#   make demo     uniform against personalized training on small images; prints a table, writes a page
+#   make test     lint, types, tests, doctests, the README's code, the report page in a browser
+#   make lint     ruff and mypy only
+#   make bench    ratios against the peers, in one run (several minutes)
+#   make docs     the documentation, into site/
+#
+# Another interpreter: make demo PYTHON=python3.12. Another place for the environment: VENV=/tmp/env.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint bench docs clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/python -m pdpsgd.demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready-bench
+	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+docs: $(VENV)/.ready-docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache
+
+# One stamp for each set of extras: installing again is skipped until the requirements change.
+$(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what 'make $*' needs into $(VENV) (once)"
+	$(INSTALL) -e '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
