@@ -32,34 +32,50 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start_ranks(what, folder, world_size):
-    """Start the ranks as torchrun would, wait for them, and return what each of them found."""
-    environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(world_size),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), what, str(folder)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
-    files = [folder / f"{what}.{rank}.json" for rank in range(world_size)]
-    found = [json.loads(file.read_text()) if file.exists() else None for file in files]
-    return found, [process.returncode for process in processes], errors
+class Finished:
+    """Ranks that were started as torchrun would, and what each of them found."""
+
+    def __init__(self, tasks, folder, world_size):
+        self.folder, self.world_size = folder, world_size
+        environment = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(world_size),
+            "OMP_NUM_THREADS": "1",
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), *tasks, str(folder)],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        self.errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+        self.codes = [process.returncode for process in processes]
+
+    def found(self, what):
+        """What each rank found in one task."""
+        files = [self.folder / f"{what}.{rank}.json" for rank in range(self.world_size)]
+        assert all(file.exists() for file in files), "\n".join(self.errors)
+        return [json.loads(file.read_text()) for file in files]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def compared(request, tmp_path_factory):
-    found, codes, errors = start_ranks("compare", tmp_path_factory.mktemp("ranks"), request.param)
-    assert codes == [0] * request.param, "\n".join(errors)
-    return request.param, found
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return Finished(["compare", "resume", "disagree", "die"], tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def three_ranks(tmp_path_factory):
+    return Finished(["compare"], tmp_path_factory.mktemp("three"), 3)
+
+
+@pytest.fixture(params=[2, 3])
+def compared(request):
+    ranks = request.getfixturevalue("two_ranks" if request.param == 2 else "three_ranks")
+    return request.param, ranks.found("compare")
 
 
 @pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person"])
@@ -102,27 +118,24 @@ def test_limited_physical_batches_need_not_be_as_many_on_every_rank(compared):
     )
 
 
-def test_a_resumed_run_ends_where_the_whole_one_does_and_refuses_another_number_of_ranks(tmp_path):
-    found, codes, errors = start_ranks("resume", tmp_path, 2)
-    assert codes == [0, 0], "\n".join(errors)
+def test_a_resumed_run_ends_where_the_whole_one_does_and_refuses_another_number_of_ranks(two_ranks):
+    found = two_ranks.found("resume")
     assert all(one["resumed"] == found[0]["whole"] for one in found)
     worker = load_worker()
     alone = worker.make_private(worker.PLANS["some"])
     with pytest.raises(PdpsgdError, match=r"Expected the number of ranks .*: 2\. Got 1\."):
-        alone.resume(tmp_path / "shared.safetensors")
+        alone.resume(two_ranks.folder / "shared.safetensors")
 
 
-def test_ranks_with_different_plans_are_stopped(tmp_path):
-    found, _, errors = start_ranks("disagree", tmp_path, 2)
-    assert all("same plan on all ranks" in one["error"] for one in found), errors
+def test_ranks_with_different_plans_are_stopped(two_ranks):
+    assert all("same plan on all ranks" in one["error"] for one in two_ranks.found("disagree"))
 
 
-def test_a_rank_that_dies_stops_the_others_with_an_error(tmp_path):
-    found, codes, errors = start_ranks("die", tmp_path, 2)
-    assert codes[1] == 9
-    assert found[0] is not None, errors[0]
-    assert "Expected every rank to answer" in found[0]["error"]
-    assert found[0]["steps"] < 200
+def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):
+    assert two_ranks.codes == [0, 9], "\n".join(two_ranks.errors)
+    survivor = json.loads((two_ranks.folder / "die.0.json").read_text())
+    assert "Expected every rank to answer" in survivor["error"]
+    assert survivor["steps"] < 200
 
 
 def test_under_torchrun_the_same_script_trains_data_parallel(tmp_path):

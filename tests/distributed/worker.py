@@ -162,11 +162,13 @@ def fit(folder):
 
 
 def main() -> None:
-    what, folder = sys.argv[1], Path(sys.argv[2])
+    """Do several things one after another (starting a process takes longer than any of them)."""
+    *tasks, folder = sys.argv[1:]
     torch.set_num_threads(1)
-    found = globals()[what](folder)
-    (folder / f"{what}.{os.environ['RANK']}.json").write_text(json.dumps(found))
-    if what != "die":
+    for what in tasks:
+        found = globals()[what](Path(folder))
+        (Path(folder) / f"{what}.{os.environ['RANK']}.json").write_text(json.dumps(found))
+    if "die" not in tasks:
         Ranks.join().leave()
 
 
