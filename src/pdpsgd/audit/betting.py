@@ -74,8 +74,9 @@ def log_moment_square(
     Finite for lambda below 1 / (2 * variance) only.
     """
     shrink = 1 - 2 * lambdas * variance
-    terms = lambdas[:, None] * means[None, :] ** 2 / shrink[:, None]
-    return np.asarray(logsumexp(terms, axis=1, b=chances[None, :])) - np.log(shrink) / 2
+    with np.errstate(divide="ignore"):
+        terms = np.log(chances)[None, :] + lambdas[:, None] * means[None, :] ** 2 / shrink[:, None]
+    return np.asarray(logsumexp(terms, axis=1)) - np.log(shrink) / 2
 
 
 def _log_mixture(chance: FloatArray, exponent: FloatArray) -> FloatArray:

@@ -1,0 +1,333 @@
+"""`audit`: attack our own training, all attacks together, and put what was measured beside what is proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pdpsgd.audit.bounds import shared
+from pdpsgd.audit.canaries import Canaries, Tier, put_on_list, tiers_of
+from pdpsgd.audit.conformance import FALSE_ALARM_RATE, Conformance, ConformanceTest, Observation
+from pdpsgd.audit.dirac import dirac_steps, tensor_names
+from pdpsgd.audit.examples import example_steps, losses, mislabelled
+from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, rehearsed_threshold
+from pdpsgd.audit.membership import MembershipResult, membership_by_tier
+from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, rehearsed_rule
+from pdpsgd.audit.result import AuditResult
+from pdpsgd.audit.runs import Criterion
+from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
+from pdpsgd.audit.shadow import train_shadow_models
+from pdpsgd.errors import fail
+from pdpsgd.plans import Plan
+
+Progress = Callable[[str, int, int], None]
+CONFORMANCE_STEPS = 200
+"""Steps of the conformance tests at little noise; what they look for shows in a prefix of the plan."""
+CONFORMANCE_CANARIES = 24
+LITTLE_NOISE = 0.1
+"""Noise of those tests, as a share of the plan's: rates, clipping and each layer's noise then show much more
+clearly."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The training that is audited: a network, its loss, people's records, and others for canaries to be made
+    of.
+
+    `spare_inputs` and `spare_targets` are records of people who are not on the list (test people); canaries
+    get them with a wrong label.
+    """
+
+    make_model: Callable[[], nn.Module]
+    inputs: Tensor
+    targets: Tensor
+    level_of_person: npt.NDArray[np.int64]
+    spare_inputs: Tensor
+    spare_targets: Tensor
+    classes: int
+    criterion: Criterion = functional.cross_entropy
+    learning_rate: float = 1.0
+
+
+def audit(
+    plan: Plan,
+    subject: Subject | None = None,
+    *,
+    canaries: int = 1000,
+    example_canaries: int = 100,
+    runs: int = 0,
+    shadow_models: int = 16,
+    significance: float = SIGNIFICANCE,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
+    max_tiers: int = 5,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Audit the training that a plan describes, tier by tier.
+
+    Always: one run of the plan through the real engine with `canaries` Dirac canaries a tier, which gives a
+    lower bound and a conformance test, and a conformance test at a tenth of the noise. With a `subject`, its
+    network too: a run on its data with `example_canaries` mislabelled examples a tier (white box and black
+    box), a conformance test of its layers, and membership inference with so many `shadow_models`. With
+    `runs`, the plan again and again with one canary a tier.
+
+    Guarantee: see `AuditResult`. The significance is shared evenly among the attacks that are made, and
+    within each among tiers and choices.
+    """
+    began = time.monotonic()
+    tell = progress or (lambda stage, done, total: None)
+    tiers = tiers_of(plan, at_most=max_tiers)
+    attacks = 1 + (runs > 0) + 2 * (subject is not None and example_canaries > 0)
+    each = shared(significance, attacks)
+    generator = np.random.default_rng(seed)
+    one_run, conformance = _dirac(plan, tiers, canaries, each, false_alarm_rate, generator, tell)
+    bounds = {"Dirac, white box": one_run}
+    tests = {
+        "mechanism": conformance,
+        "mechanism, little noise": _little_noise(plan, tiers, canaries, false_alarm_rate, generator, tell),
+    }
+    membership: tuple[MembershipResult, ...] = ()
+    if subject is not None:
+        if example_canaries:
+            white, black = _examples(plan, tiers, subject, example_canaries, each, generator, tell)
+            bounds |= {"mislabelled, white box": white, "mislabelled, black box": black}
+        if all(share in (0.0, 1.0) for r in plan.rounds for share in r.participation):
+            tests["network, little noise"] = _network_conformance(
+                plan, tiers, subject, false_alarm_rate, generator, tell
+            )
+        if shadow_models:
+            membership = _membership(plan, tiers, subject, shadow_models, generator, tell)
+    return AuditResult(
+        plan_digest=plan.digest,
+        mechanism=plan.mechanism,
+        tiers=tiers,
+        confidence=1 - significance,
+        one_run=bounds,
+        many_runs=_many(plan, tiers, runs, each, generator, tell) if runs else (),
+        conformance=tests,
+        membership=membership,
+        settings={
+            "canaries": canaries,
+            "example_canaries": example_canaries if subject is not None else 0,
+            "runs": runs,
+            "shadow_models": shadow_models if subject is not None else 0,
+            "significance": significance,
+            "false_alarm_rate": false_alarm_rate,
+            "seed": seed,
+        },
+        seconds=time.monotonic() - began,
+    )
+
+
+def _dirac(
+    plan: Plan,
+    tiers: tuple[Tier, ...],
+    count: int,
+    significance: float,
+    false_alarm_rate: float,
+    generator: np.random.Generator,
+    tell: Progress,
+) -> tuple[tuple[OneRunBound, ...], Conformance]:
+    each = shared(significance, len(tiers))
+    rules = []
+    for place, tier in enumerate(tiers):
+        tell("rehearsing", place, len(tiers))
+        history = plan.history_of(tier.levels[-1])
+        rehearsals = max(1, min(10, 10_000_000 // max(1, count * plan.steps)))
+        rules.append(
+            rehearsed_rule(history, count, delta=tier.delta, significance=each, rehearsals=rehearsals)
+        )
+    listed = put_on_list(plan, count, generator, tiers=tiers)
+    scores = LikelihoodScores(listed)
+    test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=false_alarm_rate)
+    steps = dirac_steps(listed, seed=_seed(generator))
+    for seen in _told(steps, "Dirac canaries", plan.steps, tell):
+        scores.observe(seen)
+        test.observe(seen)
+    return one_run_bounds(listed, scores.scores(), rules=rules, significance=significance), test.result()
+
+
+def _examples(
+    plan: Plan,
+    tiers: tuple[Tier, ...],
+    subject: Subject,
+    count: int,
+    significance: float,
+    generator: np.random.Generator,
+    tell: Progress,
+) -> tuple[tuple[OneRunBound, ...], tuple[OneRunBound, ...]]:
+    listed = put_on_list(plan, count, generator, tiers=tiers, level_of_person=subject.level_of_person)
+    examples = _canary_examples(subject, listed, generator)
+    module = subject.make_model()
+    scores = ProjectionScores(listed)
+    steps = example_steps(
+        listed,
+        module=module,
+        criterion=subject.criterion,
+        examples=examples,
+        others=(subject.inputs, subject.targets),
+        record_of_other=_records_of_others(plan, subject),
+        learning_rate=subject.learning_rate,
+        seed=_seed(generator),
+    )
+    for seen in _told(steps, "mislabelled canaries", plan.steps, tell):
+        scores.observe(seen)
+    black = -losses(module, subject.criterion, examples)
+    return (
+        one_run_bounds(listed, scores.scores(), significance=significance),
+        one_run_bounds(listed, black, significance=significance),
+    )
+
+
+def _little_noise(
+    plan: Plan,
+    tiers: tuple[Tier, ...],
+    count: int,
+    false_alarm_rate: float,
+    generator: np.random.Generator,
+    tell: Progress,
+) -> Conformance:
+    quiet = _quiet_prefix(plan)
+    listed = put_on_list(quiet, count, generator, tiers=tiers)
+    test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=false_alarm_rate)
+    for seen in _told(
+        dirac_steps(listed, seed=_seed(generator)), "conformance of the mechanism", quiet.steps, tell
+    ):
+        test.observe(seen)
+    return test.result()
+
+
+def _network_conformance(
+    plan: Plan,
+    tiers: tuple[Tier, ...],
+    subject: Subject,
+    false_alarm_rate: float,
+    generator: np.random.Generator,
+    tell: Progress,
+) -> Conformance:
+    quiet = _quiet_prefix(plan)
+    listed = put_on_list(quiet, CONFORMANCE_CANARIES, generator, tiers=tiers)
+    module = subject.make_model()
+    names = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    test = ConformanceTest(listed, names, orthogonal=False, false_alarm_rate=false_alarm_rate)
+    steps = example_steps(
+        listed,
+        module=module,
+        criterion=subject.criterion,
+        examples=_canary_examples(subject, listed, generator),
+        learning_rate=subject.learning_rate,
+        seed=_seed(generator),
+    )
+    for seen in _told(steps, "conformance of the network", quiet.steps, tell):
+        test.observe(seen)
+    return test.result()
+
+
+def _membership(
+    plan: Plan,
+    tiers: tuple[Tier, ...],
+    subject: Subject,
+    models: int,
+    generator: np.random.Generator,
+    tell: Progress,
+) -> tuple[MembershipResult, ...]:
+    people = len(subject.inputs)
+    level = subject.level_of_person[:people]
+    shadows = train_shadow_models(
+        subject.make_model,
+        subject.criterion,
+        subject.inputs,
+        subject.targets,
+        plan=plan,
+        level_of_person=level,
+        models=models,
+        learning_rate=subject.learning_rate,
+        seed=_seed(generator),
+        each_step=lambda step: tell("shadow models", step, plan.steps),
+    )
+    return membership_by_tier(shadows, subject.inputs, subject.targets, level, tiers)
+
+
+def _many(
+    plan: Plan,
+    tiers: tuple[Tier, ...],
+    runs: int,
+    significance: float,
+    generator: np.random.Generator,
+    tell: Progress,
+) -> tuple[ManyRunsBound, ...]:
+    each = shared(significance, 2 * len(tiers))
+    thresholds, balanced = (
+        [
+            rehearsed_threshold(
+                plan.history_of(tier.levels[-1]),
+                runs,
+                delta=tier.delta,
+                significance=each,
+                balanced=evenly,
+            )
+            for tier in tiers
+        ]
+        for evenly in (False, True)
+    )
+    coins, scores = [], []
+    for place, (listed, found) in enumerate(many_runs(plan, runs=runs, tiers=tiers, seed=_seed(generator))):
+        coins.append(listed.has_record)
+        scores.append(found)
+        tell("many runs", place + 1, runs)
+    return many_run_bounds(
+        plan,
+        np.array(coins),
+        np.array(scores),
+        tiers=tiers,
+        thresholds=thresholds,
+        balanced_thresholds=balanced,
+        significance=significance,
+    )
+
+
+def _canary_examples(
+    subject: Subject, listed: Canaries, generator: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Spare records with a wrong label, one for each canary."""
+    if len(subject.spare_inputs) < len(listed):
+        fail(
+            f"Expected at least {len(listed)} spare records, one for each example canary. "
+            f"Got {len(subject.spare_inputs)}. Ask for fewer example canaries."
+        )
+    chosen = generator.permutation(len(subject.spare_inputs))[: len(listed)]
+    return mislabelled(
+        subject.spare_inputs[chosen],
+        subject.spare_targets[chosen],
+        classes=subject.classes,
+        generator=generator,
+    )
+
+
+def _records_of_others(plan: Plan, subject: Subject) -> npt.NDArray[np.int64]:
+    """Person i has record i; people past the last record supplied none."""
+    records = np.arange(plan.people)
+    return np.where(records < len(subject.inputs), records, -1)
+
+
+def _told(steps: Iterator[Observation], stage: str, total: int, tell: Progress) -> Iterator[Observation]:
+    for place, seen in enumerate(steps):
+        tell(stage, place + 1, total)
+        yield seen
+
+
+def _quiet_prefix(plan: Plan) -> Plan:
+    """The plan's first steps with a tenth of the noise: the same code, rates and norms, seen more clearly."""
+    prefix = plan.prefix(CONFORMANCE_STEPS)
+    rounds = (replace(r, noise_multiplier=LITTLE_NOISE * r.noise_multiplier) for r in prefix.rounds)
+    return replace(prefix, rounds=tuple(rounds))
+
+
+def _seed(generator: np.random.Generator) -> int:
+    return int(generator.integers(2**62))
