@@ -120,12 +120,12 @@ class SameWord:
 
 @pytest.mark.parametrize("word", [0, 2**64 - 1, 2**63, 2**32 - 1, 0xFF, 2**31 - 1])
 def test_no_word_makes_noise_that_is_not_finite(word: int) -> None:
-    (made,) = _NoiseBlock([torch.empty(10)]).make(SameWord(word), 1.0)
+    (made,) = _NoiseBlock([torch.empty(10)]).make(SameWord(word))
     assert made.isfinite().all()
 
 
 def test_the_largest_noise_is_beyond_seven_deviations() -> None:
-    (made,) = _NoiseBlock([torch.empty(10)]).make(SameWord(0), 1.0)
+    (made,) = _NoiseBlock([torch.empty(10)]).make(SameWord(0))
     assert float(made.abs().max()) == pytest.approx(math.sqrt(2 * 40 * math.log(2)), rel=1e-5)
 
 
