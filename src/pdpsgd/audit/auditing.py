@@ -143,6 +143,7 @@ def _dirac(
         rules.append(
             rehearsed_rule(history, count, delta=tier.delta, significance=each, rehearsals=rehearsals)
         )
+    tell("rehearsing", len(tiers), len(tiers))
     listed = put_on_list(plan, count, generator, tiers=tiers)
     scores = LikelihoodScores(listed)
     test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=false_alarm_rate)

@@ -37,12 +37,14 @@ def proven_against_measured(result: AuditResult | dict[str, Any]) -> alt.LayerCh
     )
     points = (
         alt.Chart(_inline(values))
-        .mark_point(filled=True, size=110, opacity=1)
+        .mark_point(filled=True, opacity=1)
         .encode(
             y=tier,
             x=alt.X("epsilon:Q", title="epsilon", scale=alt.Scale(domainMin=0)),
             color=what,
             shape=alt.Shape("what:N", title=None, sort=None, legend=None),
+            # What is promised is drawn larger, so that it shows behind what is proven.
+            size=alt.Size("what:N", sort=None, legend=None, scale=alt.Scale(range=[420, 110, 110])),
             tooltip=[alt.Tooltip("tier:N"), alt.Tooltip("what:N"), alt.Tooltip("epsilon:Q", format=".3g")],
         )
     )
@@ -76,7 +78,7 @@ def membership_curves(result: AuditResult | dict[str, Any]) -> alt.LayerChart | 
         .encode(
             **encoding,
             color=alt.Color("tier:N", sort=order, title="tier"),
-            strokeDash=alt.StrokeDash("tier:N", sort=order, title="tier"),
+            strokeDash=alt.StrokeDash("tier:N", sort=order, legend=None),
         )
     )
     chance = (

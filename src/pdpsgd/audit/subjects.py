@@ -1,0 +1,97 @@
+"""What to audit, from files and names: a plan from a file or a run folder, its training from a benchmark's
+name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.audit.auditing import Subject
+from pdpsgd.datasets import load
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.models import BUILT_IN, by_name
+from pdpsgd.plans import Plan
+
+PLAN_FILES = ("plan.json", "SENSITIVE-do-not-publish-plan.json")
+
+
+def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any]]:
+    """The plan in a file, or the plan and settings of a run folder."""
+    place = Path(path)
+    if not place.is_dir():
+        return _read_plan(place), {}
+    found = next((place / name for name in PLAN_FILES if (place / name).exists()), None)
+    if found is None:
+        fail(f"Expected a run folder with a plan.json in it. Got {str(place)!r}, which has none.")
+    settings = place / "settings.json"
+    return _read_plan(found), json.loads(settings.read_text()) if settings.exists() else {}
+
+
+def subject_of(
+    plan: Plan,
+    data: str,
+    *,
+    model: str | None = None,
+    learning_rate: float = 1.0,
+    folder: str | os.PathLike[str] | None = None,
+    run_folder: str | os.PathLike[str] | None = None,
+) -> Subject:
+    """The training of a named benchmark under this plan.
+
+    Who is on which level is read from the run folder's promises, where there are such; otherwise people are
+    put on the plan's levels in order. People past the last record supplied none; records past the last person
+    are left out.
+    """
+    dataset = load(data, folder=folder)
+    classes = len(dataset.classes)
+    shape = dataset.input_shape
+    name = model or next((n for n, known in BUILT_IN.items() if known.input_shape == shape), "tabular")
+    by_name(name, input_shape=shape, classes=classes)  # a wrong name is refused before anything is run
+    people = plan.people
+    return Subject(
+        make_model=lambda: by_name(name, input_shape=shape, classes=classes),
+        inputs=dataset.train_inputs[:people],
+        targets=dataset.train_targets[:people],
+        level_of_person=_levels(plan, run_folder),
+        spare_inputs=dataset.test_inputs,
+        spare_targets=dataset.test_targets,
+        classes=classes,
+        learning_rate=learning_rate,
+    )
+
+
+def named_in(settings: Mapping[str, Any], *keys: str) -> Any:
+    """The first of these settings that is there."""
+    return next((settings[key] for key in keys if settings.get(key) is not None), None)
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        return Plan.from_json(path.read_text())
+    except OSError as error:
+        fail(f"Expected a plan file or a run folder. Got {str(path)!r}: {error.strerror}.")
+    except PdpsgdError as error:
+        fail(f"{path}: {error}")
+
+
+def _levels(plan: Plan, run_folder: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
+    if run_folder is not None:
+        for name in ("promises.csv", "SENSITIVE-do-not-publish-promises.csv"):
+            path = Path(run_folder) / name
+            if path.exists():
+                with path.open(newline="") as file:
+                    levels = np.array([int(row["level"]) for row in csv.DictReader(file)], dtype=np.int64)
+                counted = np.bincount(levels, minlength=len(plan.levels)).tolist()
+                if counted == [level.people for level in plan.levels]:
+                    return levels
+                fail(
+                    f"Expected {path} to list the plan's {plan.people:,} people, level by level. It does not."
+                )
+    return np.repeat(np.arange(len(plan.levels)), [level.people for level in plan.levels])
