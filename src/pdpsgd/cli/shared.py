@@ -1,0 +1,308 @@
+"""Options that several commands share, so that they are spelled alike, and what is done with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from pdpsgd.errors import check_positive, fail
+
+if TYPE_CHECKING:
+    from pdpsgd.budgets import Budgets
+    from pdpsgd.plans import Plan
+
+PEOPLE = "People and what they allow"
+PLAN = "The plan"
+OUTPUT = "Output"
+
+
+def option(*names: str, help: str, panel: str, **more: Any) -> Any:
+    """An option in a panel of the help; a default of None is not shown."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def _read_config(ctx: Any, value: Path | None) -> Path | None:
+    """Take defaults from a TOML file: what stands on the command line still comes first."""
+    if value is None or ctx.resilient_parsing:
+        return value
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content = tomllib.loads(value.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(
+            f"Expected a settings file (TOML) at {str(value)!r}. {getattr(error, 'strerror', None) or error}."
+        )
+    except tomllib.TOMLDecodeError as error:
+        fail(f"Expected TOML in {str(value)!r}. {error}.")
+    known = {parameter.name for parameter in ctx.command.params} - {"config"}
+    defaults = {}
+    for key, setting in content.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            fail(
+                f"Expected settings of this command in {str(value)!r}: {', '.join(sorted(known))}. Got {key!r}."
+            )
+        defaults[name] = _as_text(setting)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return value
+
+
+def _as_text(setting: Any) -> Any:
+    """A table {"1" = 0.34} is written as on the command line: 1:0.34."""
+    if isinstance(setting, dict):
+        return ",".join(f"{key}:{value}" for key, value in setting.items())
+    return setting
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A TOML file with any of these options (learning-rate = 2.0); the command line comes first.",
+        is_eager=True,
+        callback=_read_config,
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
+IdColumn = Annotated[
+    str | None,
+    option("--id-column", help="The column that says who it is.", panel=PEOPLE, show_default=False),
+]
+EpsilonColumn = Annotated[
+    str, option("--epsilon-column", help="The column with the epsilon that each person allows.", panel=PEOPLE)
+]
+DeltaColumn = Annotated[
+    str | None,
+    option(
+        "--delta-column", help="The column with each person's own delta.", panel=PEOPLE, show_default=False
+    ),
+]
+Delta = Annotated[float, option("--delta", help="One delta for everybody.", panel=PEOPLE)]
+Tiers = Annotated[
+    str | None,
+    option(
+        "--tiers",
+        help="Tiers instead of a column: epsilon and share, as in 1:0.34,2:0.43,3:0.23.",
+        panel=PEOPLE,
+        show_default=False,
+    ),
+]
+AllowInfinite = Annotated[
+    bool, option("--allow-infinite", help='Accept "inf": somebody who asks for no protection.', panel=PEOPLE)
+]
+Mechanism = Annotated[
+    str,
+    option(
+        "--mechanism",
+        help="dp-sgd, sampling, adapdp, pdp-sgd-fixed, pdp-sgd-adaptive, pdp-sgd-exact, idp-sample or idp-scale.",
+        panel=PLAN,
+    ),
+]
+Steps = Annotated[
+    int | None, option("--steps", help="All steps together.  [default: 1000]", panel=PLAN, show_default=False)
+]
+BatchSize = Annotated[
+    float, option("--batch-size", help="How many people a step draws, on average.", panel=PLAN)
+]
+AccountantName = Annotated[
+    str | None,
+    option(
+        "--accountant",
+        help="pld (tight), rdp, or gdp (an approximation that proves nothing).",
+        panel=PLAN,
+        show_default="pld",
+    ),
+]
+MaxGradNorm = Annotated[
+    float, option("--max-grad-norm", help="Gradients are clipped to this norm.", panel=PLAN)
+]
+Rounds = Annotated[
+    int | None,
+    option(
+        "--rounds",
+        help="At most so many rounds, for mechanisms with thresholds.",
+        panel=PLAN,
+        show_default=False,
+    ),
+]
+NoiseMultiplier = Annotated[
+    float | None,
+    option(
+        "--noise-multiplier",
+        help="Fix the noise; the number of steps follows.",
+        panel=PLAN,
+        show_default=False,
+    ),
+]
+Drawn = Annotated[str, option("--drawn", help="Draw people at every 'step', or once a 'round'.", panel=PLAN)]
+Weights = Annotated[
+    str | None,
+    option("--weights", help="w1,w2 of the threshold's loss, as in 0.7,0.3.", panel=PLAN, show_default=False),
+]
+ThresholdLoss = Annotated[
+    str | None,
+    option("--threshold-loss", help="adaptive or adaptive-as-printed.", panel=PLAN, show_default=False),
+]
+Bookkeeping = Annotated[
+    str,
+    option(
+        "--bookkeeping",
+        help="'sound', or 'as-published' to reproduce the paper's numbers; the latter breaks promises.",
+        panel=PLAN,
+    ),
+]
+PlanSeed = Annotated[
+    int | None,
+    option("--plan-seed", help="The coins of as-published bookkeeping.", panel=PLAN, show_default=False),
+]
+MaxLevels = Annotated[int, option("--max-levels", help="Treat people on at most so many levels.", panel=PLAN)]
+JsonFile = Annotated[
+    str | None,
+    option(
+        "--json",
+        help="Write the figures to this file ('-': the screen).",
+        panel=OUTPUT,
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Quiet = Annotated[bool, option("--quiet", "-q", help="Print nothing but errors.", panel=OUTPUT)]
+
+
+class Screen:
+    """Where a command talks: to standard output, or beside the JSON if that goes there, or not at all."""
+
+    def __init__(self, *, quiet: bool, json_file: str | None = None) -> None:
+        from rich.console import Console
+
+        self.quiet = quiet
+        self.json_file = json_file
+        self.console = Console(stderr=json_file == "-", quiet=quiet)
+
+    def say(self, *parts: Any) -> None:
+        """Print something, as it is."""
+        self.console.print(*parts, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self, table: Any) -> None:
+        """Print a table, fitted to the screen."""
+        self.console.print(table)
+
+    def write_json(self, text: str) -> None:
+        """Write the figures where `--json` says."""
+        if self.json_file == "-":
+            stream: TextIO = sys.stdout
+            stream.write(text.rstrip("\n") + "\n")
+        elif self.json_file is not None:
+            write_file(Path(self.json_file), text.rstrip("\n") + "\n")
+            self.say(f"Figures: {self.json_file}")
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, in a folder that is made if need be."""
+    from pdpsgd.run_folder import write_atomically
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"Expected to be able to make the folder {str(path.parent)!r}. Got: {error.strerror}.")
+    write_atomically(path, content)
+
+
+def dump(document: Mapping[str, Any] | list[Any]) -> str:
+    """Figures as JSON text."""
+    from pdpsgd.run_folder import plain
+
+    return json.dumps(plain(document), indent=1)
+
+
+def parse_tiers(text: str) -> dict[float, float]:
+    """`1:0.34,2:0.43,3:0.23` as {epsilon: share}.
+
+    >>> parse_tiers("1:0.5, 2:0.5")
+    {1.0: 0.5, 2.0: 0.5}
+    """
+    tiers: dict[float, float] = {}
+    for part in text.split(","):
+        epsilon, colon, share = part.partition(":")
+        try:
+            if not colon:
+                raise ValueError
+            tiers[float(epsilon)] = float(share)
+        except ValueError:
+            fail(
+                f"Expected --tiers as epsilon:share,epsilon:share, for example 1:0.34,2:0.43,3:0.23. Got {part!r}."
+            )
+    return tiers
+
+
+def parse_weights(text: str | None) -> tuple[float, float] | None:
+    """`0.7,0.3` as (w1, w2)."""
+    if text is None:
+        return None
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        fail(f"Expected --weights as w1,w2, for example 0.7,0.3. Got {text!r}.")
+    return first, second
+
+
+def read_budgets(
+    file: Path | None,
+    *,
+    id_column: str | None,
+    epsilon_column: str,
+    delta_column: str | None,
+    delta: float,
+    tiers: str | None,
+    people: int | None,
+    allow_infinite: bool,
+    shuffle: int | None = None,
+) -> Budgets:
+    """Budgets from a file's columns, or from tiers and a number of people."""
+    from pdpsgd.budgets import Budgets
+
+    if tiers is not None:
+        if people is None:
+            fail("Expected --people with --tiers: how many people there are on the list. Got --tiers alone.")
+        check_positive(people=people)
+        return Budgets.from_tiers(parse_tiers(tiers), people, delta, shuffle=shuffle)
+    if file is None:
+        fail("Expected a file with people's budgets, or --tiers and --people. Got neither.")
+    return Budgets.from_table(
+        file,
+        id_column=id_column,
+        epsilon_column=epsilon_column,
+        delta_column=delta_column,
+        delta=delta,
+        allow_infinite=allow_infinite,
+    )
+
+
+def read_plan(file: Path, *, verify: bool = False) -> Plan:
+    """A plan from a JSON file; errors name it."""
+    from pdpsgd.errors import PdpsgdError
+    from pdpsgd.plans import Plan
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"Expected a plan (JSON) at {str(file)!r}. {getattr(error, 'strerror', None) or error}.")
+    try:
+        return Plan.from_json(text, verify=verify)
+    except PdpsgdError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def given(options: Mapping[str, Any], *, unless: Iterable[Any] = (None,)) -> dict[str, Any]:
+    """The options that were given, to leave defaults to the functions that have them."""
+    left_out = tuple(unless)
+    return {name: value for name, value in options.items() if not any(value is other for other in left_out)}
