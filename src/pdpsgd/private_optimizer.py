@@ -143,9 +143,9 @@ class PrivateOptimizer(Optimizer):
             )
         if recorded != chunk.size:
             fail(
-                "Expected the loss of the batch as the loader gave it. Got a backward pass over more or fewer "
-                "examples. Batches must go through the model whole and once: do not cut, filter, repeat or extend "
-                "them."
+                "Expected the loss of the batch as the loader gave it. Got a backward pass over more or "
+                "fewer examples. Batches must go through the model whole and once: do not cut, filter, "
+                "repeat or extend them."
             )
         norms = chunk.clip_norms.to(next(iter(self._gradients.sums.values())).device)
         self.non_finite_gradients += self._gradients.clipped_sum(norms, loss_reduction=self._loss_reduction)

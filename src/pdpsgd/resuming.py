@@ -51,8 +51,8 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     ]
     return {
         "kind": type(optimizer).__qualname__,
-        "defaults": {key: repr(value) for key, value in optimizer.defaults.items()},
-        "groups": groups,
+        "options": {key: repr(value) for key, value in optimizer.defaults.items()},
+        "options of groups": groups,
     }
 
 

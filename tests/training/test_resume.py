@@ -1,0 +1,276 @@
+"""Killed, interrupted and resumed runs end where an uninterrupted one does, or are refused."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from pdpsgd import checkpoints
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.private_optimizer import PrivateOptimizer
+
+KILLED = Path(__file__).with_name("killed.py")
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.fixture
+def crash(monkeypatch):
+    """Let the optimizer fail after so many calls of `step`, once."""
+
+    def after(steps, action=None):
+        original, calls = PrivateOptimizer.step, []
+
+        def step(self, closure=None):
+            calls.append(1)
+            if len(calls) == steps + 1:
+                if action is None:
+                    raise Crash
+                action()
+            return original(self, closure)
+
+        monkeypatch.setattr(PrivateOptimizer, "step", step)
+
+    return after
+
+
+@pytest.fixture
+def crashed(problem, tmp_path, crash):
+    """A run that crashed after step 17, with its last checkpoint at step 15."""
+    crash(17)
+    with pytest.raises(Crash):
+        problem.fit(run_folder=tmp_path, checkpoint_every=5, test_data=problem.test, evaluate_every=4)
+    return tmp_path
+
+
+OPTIONS = {"checkpoint_every": 5, "evaluate_every": 4}
+
+
+def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(problem, crashed, flat):
+    whole = problem.fit(test_data=problem.test, evaluate_every=4)
+    resumed = problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **OPTIONS)
+    assert torch.equal(flat(resumed), flat(whole))
+    assert resumed.history == whole.history
+    assert resumed.evaluation == whole.evaluation
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_run_that_is_killed_at_random_moments_ends_where_an_uninterrupted_one_does(tmp_path, every):
+    done = subprocess.run(
+        [sys.executable, str(KILLED), str(tmp_path / "killed"), str(every)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 0, "no child was killed"
+    spec = importlib.util.spec_from_file_location("killed", KILLED)
+    killed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(killed)
+    killed.train(killed.load_problem(), tmp_path / "whole", every)
+    one, other = (
+        safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    for name in ("history.jsonl", "plan.json", "promises.csv", "settings.json"):
+        assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    left = {path.name for path in (tmp_path / "killed").iterdir() if not path.name.startswith(".")}
+    assert left == {path.name for path in (tmp_path / "whole").iterdir()}
+
+
+def test_a_run_with_fresh_models_resumes_in_its_second_round(problem, tmp_path, crash, flat):
+    plan = problem.plan(steps=(10, 20), fresh=True)
+    whole = problem.fit(plan=plan)
+    crash(17)
+    with pytest.raises(Crash):
+        problem.fit(plan=plan, run_folder=tmp_path, checkpoint_every=5)
+    resumed = problem.fit(plan=plan, run_folder=tmp_path, checkpoint_every=5, resume=True)
+    assert torch.equal(flat(resumed), flat(whole))
+
+
+def other_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def deeper(problem):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 8), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("plan", lambda problem: {"plan": problem.plan(noise=1.01)}),
+        ("plan", lambda problem: {"plan": problem.plan(steps=(31,))}),
+        ("data", lambda problem: {"data": (problem.inputs + 1e-3, problem.targets)}),
+        ("data", lambda problem: {"data": (problem.inputs, problem.targets.flip(0))}),
+        ("people", lambda problem: {"record_of_person": list(range(99, -1, -1))}),
+        ("model", lambda problem: {"model": deeper(problem)}),
+        ("optimizer kind", lambda problem: {"optimizer": "rmsprop"}),
+        ("optimizer options lr", lambda problem: {"learning_rate": 0.31}),
+        ("optimizer options momentum", lambda problem: {"momentum": 0.8}),
+        ("schedule", lambda problem: {"schedule": "linear"}),
+        ("loss", lambda problem: {"loss": other_loss}),
+        ("weight_average", lambda problem: {"weight_average": 0.5}),
+        ("max_physical_batch_size", lambda problem: {"max_physical_batch_size": 4}),
+        ("seed", lambda problem: {"seed": 6}),
+    ],
+)
+def test_a_run_is_not_resumed_with_anything_else(problem, crashed, what, change):
+    before = (crashed / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(PdpsgdError, match=f"Expected the .*{what}.*same noise meet different gradients"):
+        problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **(OPTIONS | change(problem)))
+    assert (crashed / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_code_that_changed_under_the_same_name_is_noticed_before_any_noise(
+    problem, tmp_path, crash, monkeypatch
+):
+    """Between the checkpoint (step 15) and the crash (step 17) noise was given out for two steps."""
+    behaviour = {"smoothing": 0.0}
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=behaviour["smoothing"])
+
+    crash(17)
+    with pytest.raises(Crash):
+        problem.fit(run_folder=tmp_path, checkpoint_every=5, loss=loss)
+    behaviour["smoothing"] = 0.3
+    with pytest.raises(PdpsgdError, match="Expected step 15 to repeat what it did"):
+        problem.fit(run_folder=tmp_path, checkpoint_every=5, loss=loss, resume=True)
+    behaviour["smoothing"] = 0.0
+    problem.fit(run_folder=tmp_path, checkpoint_every=5, loss=loss, resume=True)
+
+
+def test_resuming_twice_from_the_same_checkpoint_repeats_the_same_run(
+    problem, crashed, tmp_path_factory, flat
+):
+    copy = tmp_path_factory.mktemp("copy")
+    for path in crashed.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    one = problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **OPTIONS)
+    other = problem.fit(run_folder=copy, resume=True, test_data=problem.test, **OPTIONS)
+    assert torch.equal(flat(one), flat(other))
+
+
+def test_a_damaged_checkpoint_is_refused(problem, crashed):
+    path = crashed / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(PdpsgdError, match="damaged"):
+        problem.fit(run_folder=crashed, resume=True)
+
+
+def test_a_checkpoint_is_its_owners_only_and_loses_its_key_at_the_end(problem, crashed):
+    path = crashed / "checkpoint.safetensors"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((crashed / "checkpoint.journal").stat().st_mode) == 0o600
+    key = checkpoints.load(path).key
+    assert key is not None
+    problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **OPTIONS)
+    assert checkpoints.load(path).key is None
+    assert not (crashed / "checkpoint.journal").exists()
+    assert not any(
+        key in file.read_bytes() or key.hex().encode() in file.read_bytes() for file in crashed.iterdir()
+    )
+
+
+def test_a_finished_run_is_not_gone_on_with(problem, tmp_path):
+    problem.fit(run_folder=tmp_path)
+    for resume in (False, True):
+        with pytest.raises(PdpsgdError, match="without a finished run"):
+            problem.fit(run_folder=tmp_path, resume=resume)
+
+
+def test_a_run_killed_between_result_and_erasure_loses_its_key_later(problem, tmp_path, monkeypatch):
+    def killed(path):
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pdpsgd.training.erase_key", killed)
+        with pytest.raises(Crash):
+            problem.fit(run_folder=tmp_path)
+    assert checkpoints.load(tmp_path / "checkpoint.safetensors").key is not None
+    with pytest.raises(PdpsgdError, match="without a finished run"):
+        problem.fit(run_folder=tmp_path, resume=True)
+    assert checkpoints.load(tmp_path / "checkpoint.safetensors").key is None
+
+
+def test_a_begun_run_is_not_overwritten(problem, crashed):
+    with pytest.raises(PdpsgdError, match="resume=True to go on"):
+        problem.fit(run_folder=crashed)
+
+
+def test_resuming_where_nothing_was_begun_begins(problem, tmp_path, flat):
+    assert torch.equal(flat(problem.fit(run_folder=tmp_path / "new", resume=True)), flat(problem.fit()))
+
+
+def test_without_a_seed_the_key_comes_from_the_checkpoint(problem, tmp_path, crash):
+    crash(17)
+    with pytest.raises(Crash):
+        problem.fit(seed=None, run_folder=tmp_path, checkpoint_every=5)
+    journal = (tmp_path / "checkpoint.journal").read_bytes()
+    assert len(journal) == 2 * 24, "steps 15 and 16 were released after the checkpoint"
+    result = problem.fit(seed=None, run_folder=tmp_path, checkpoint_every=5, resume=True)
+    assert result.release_note is None
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(problem, tmp_path, crash, flat, capsys):
+    whole = problem.fit()
+    crash(12, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"after step 13 of 30.*resume=True"):
+        problem.fit(run_folder=tmp_path)
+    assert "Stopping after this step" in capsys.readouterr().err
+    assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 13
+    resumed = problem.fit(run_folder=tmp_path, resume=True)
+    assert torch.equal(flat(resumed), flat(whole))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_without_a_folder_says_that_nothing_was_saved(problem, crash, capsys):
+    crash(12, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match="Nothing was saved"):
+        problem.fit()
+
+
+def test_a_full_disk_loses_nothing_already_saved(problem, tmp_path, monkeypatch, flat):
+    whole = problem.fit()
+    saves = []
+    original = checkpoints._replace
+
+    def full(path, content):
+        saves.append(path)
+        if len(saves) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_replace", full)
+        with pytest.raises(PdpsgdError, match="No space left on device"):
+            problem.fit(run_folder=tmp_path, checkpoint_every=5)
+    assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 10
+    assert torch.equal(flat(problem.fit(run_folder=tmp_path, checkpoint_every=5, resume=True)), flat(whole))
+
+
+def test_settings_and_plan_are_there_before_the_first_step(problem, tmp_path, crash):
+    crash(0)
+    with pytest.raises(Crash):
+        problem.fit(run_folder=tmp_path)
+    assert json.loads((tmp_path / "settings.json").read_text())["momentum"] == 0.9
+    assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 0
