@@ -1,0 +1,74 @@
+"""Data and model of a run; features that need no training are computed once and kept in the data folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pdpsgd import datasets, models
+from pdpsgd.datasets.folders import download_folder
+from pdpsgd.errors import check_one_of
+from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
+
+Pair = tuple[Tensor, Tensor]
+FEATURES = ("pixels", "scattering")
+
+
+def data_of(setting: Setting) -> tuple[Pair, Pair]:
+    """Training and test people; for a search, the last 5,000 of the training people are held out instead."""
+    loaded = features_of(setting.dataset, setting.recipe.features)
+    inputs, targets = loaded.train_inputs, loaded.train_targets
+    if setting.split == "test":
+        return (inputs, targets), (loaded.test_inputs, loaded.test_targets)
+    held_out = min(VALIDATION_PEOPLE, len(targets) // 5)
+    return (inputs[:-held_out], targets[:-held_out]), (inputs[-held_out:], targets[-held_out:])
+
+
+def model_of(setting: Setting) -> nn.Module:
+    """The paper's network for the data set; on scattering features a linear model that starts at zero."""
+    shape = features_of(setting.dataset, setting.recipe.features).input_shape
+    if setting.recipe.features == "scattering":
+        linear = models.by_name("linear", input_shape=shape, classes=10)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        return linear
+    name = {"digits": "digits", "svhn": "svhn-cnn"}.get(setting.dataset, "mnist-cnn")
+    return models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
+
+
+@lru_cache(maxsize=1)
+def features_of(dataset: str, features: str) -> datasets.Dataset:
+    """A benchmark with these features as inputs."""
+    check_one_of(FEATURES, features=features)
+    loaded = datasets.load(dataset)
+    return loaded if features == "pixels" else _scattered(loaded)
+
+
+def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:
+    """Scattering features, rounded to half precision so that fresh and stored ones are the same."""
+    path = download_folder() / "scattering" / f"{loaded.name}.safetensors"
+    if not path.exists():
+        _store_scattered(loaded, path)
+    stored = load_file(path)
+    return replace(loaded, train_inputs=stored["train"].float(), test_inputs=stored["test"].float())
+
+
+def _store_scattered(loaded: datasets.Dataset, path: Path) -> None:
+    from pdpsgd.scattering import ScatteringFeatures
+
+    transform = ScatteringFeatures(*loaded.input_shape[1:])
+    with torch.no_grad():
+        halves = {
+            name: torch.cat([transform(part).half() for part in torch.split(inputs, 64)])
+            for name, inputs in (("train", loaded.train_inputs), ("test", loaded.test_inputs))
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    save_file(halves, unfinished)
+    unfinished.replace(path)  # never half-written

@@ -1,0 +1,126 @@
+"""Carries out one run: data, people, plan, training, and everything worth keeping of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from pdpsgd.experiments.inputs import data_of, model_of
+from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.settings import Setting
+from pdpsgd.experiments.systems import plan_of
+from pdpsgd.plans import Plan
+from pdpsgd.training import fit
+
+PHYSICAL_BATCH = 512  # larger ones fall out of the processor's cache
+
+
+def run_all(
+    runs: Iterable[tuple[Setting, int]], record: Record, *, say: Callable[[str], None] = print
+) -> int:
+    """Carry out the runs (settings with seeds) that the record does not have yet; how many there were."""
+    done = 0
+    for setting, seed in runs:
+        if setting.key(seed) in record.keys():  # noqa: SIM118 - not a dict; read anew, others may write too
+            continue
+        finished = run(setting, seed)
+        record.add(finished)
+        done += 1
+        say(describe(finished))
+    return done
+
+
+def run(setting: Setting, seed: int) -> dict[str, Any]:
+    """Train and evaluate once. The seed decides who has which budget, the weights at the start, draws and noise."""
+    train, test = data_of(setting)
+    budgets = setting.population.budgets(len(train[1]), shuffle=seed)
+    planned = _plan(setting, len(train[1]), seed)
+    torch.manual_seed(seed)
+    model = model_of(setting)
+    began, busy = time.monotonic(), time.process_time()
+    result = fit(
+        model,
+        train,
+        budgets,
+        plan=planned,
+        learning_rate=setting.recipe.learning_rate / setting.recipe.max_grad_norm,
+        momentum=setting.recipe.momentum,
+        schedule=setting.recipe.schedule,
+        weight_average=setting.recipe.weight_average,
+        test_data=test,
+        max_physical_batch_size=PHYSICAL_BATCH,
+        seed=seed,
+        progress=False,
+    )
+    return {
+        "key": setting.key(seed),
+        "setting": setting.to_dict(),
+        "seed": seed,
+        "accuracy": result.accuracy,
+        "iterations": planned.steps,
+        "seconds": round(time.monotonic() - began, 1),
+        "processor_seconds": round(time.process_time() - busy, 1),
+        "models": len(result.models),
+        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": dict(result.versions),
+        "levels": summary_of_levels(planned),
+        "rounds": [
+            {
+                "steps": r.steps,
+                "noise_multiplier": r.noise_multiplier,
+                "expected_batch_size": r.expected_batch_size,
+                "threshold": r.threshold,
+            }
+            for r in planned.rounds
+        ],
+    }
+
+
+def describe(run: dict[str, Any]) -> str:
+    """A finished run in one line."""
+    setting, recipe = run["setting"], run["setting"]["recipe"]
+    return (
+        f"{setting['dataset']} {setting['system']} k={setting['population']['k']:g} "
+        f"{setting['bookkeeping']} {recipe['features']} seed {run['seed']}: "
+        f"{setting['split']} accuracy {100 * run['accuracy']:.2f} % after {run['iterations']:,} steps, "
+        f"{run['seconds']:.0f} s (learning rate {recipe['learning_rate']:g}, batch {recipe['batch_size']:g})"
+    )
+
+
+def summary_of_levels(planned: Plan) -> list[dict[str, Any]]:
+    """Promised and proven epsilon, one entry for each budget.
+
+    As-published plans have a level for every history of draws, which is sensitive: people of one budget are
+    put together, and the worst of them counts.
+    """
+    summary: dict[tuple[float, float], dict[str, Any]] = {}
+    for level in planned.levels:
+        entry = summary.setdefault(
+            (level.epsilon, level.delta),
+            {"epsilon": level.epsilon, "delta": level.delta, "people": 0, "proven_epsilon": None},
+        )
+        entry["people"] += level.people
+        for name in ("proven_epsilon", "claimed_epsilon", "provable_epsilon", "provable_delta"):
+            value = getattr(level, name)
+            if value is not None:
+                entry[name] = max(value, entry.get(name) or 0.0)
+    return list(summary.values())
+
+
+@lru_cache(maxsize=64)
+def _sound_plan(setting: Setting, people: int) -> Plan:
+    """A sound plan knows how many people have which budget, not who; so all seeds share it."""
+    made = plan_of(setting, setting.population.budgets(people, shuffle=0), seed=0)
+    return replace(made, roster=None)
+
+
+def _plan(setting: Setting, people: int, seed: int) -> Plan:
+    if setting.bookkeeping == "as-published":
+        return plan_of(setting, setting.population.budgets(people, shuffle=seed), seed=seed)
+    return _sound_plan(setting, people)
