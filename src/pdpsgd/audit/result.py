@@ -166,6 +166,8 @@ class AuditResult:
 
         table = Table(
             box=SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
             title="What people get, as epsilon: at most what is proven, at least what was measured",
             title_justify="left",
             caption="right: share of the attack's guesses that were right"
@@ -174,7 +176,7 @@ class AuditResult:
         )
         columns = ["tier", "promised", "proven", "measured", "confidence", "attack", "right"]
         for column in columns + ["AUC", "found"] * bool(self.membership):
-            table.add_column(column, no_wrap=column != "attack")
+            table.add_column(column, no_wrap=column != "attack", min_width=11 if column == "attack" else None)
         for row in self.rows:
             cells = [
                 row.tier.name,
