@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -215,42 +215,52 @@ def _replace(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        with _old_key_overwritten(path):
+        with contextlib.ExitStack() as stack:
+            old = _open_to_overwrite(path, stack)
             os.replace(partial, path)
+            # Not before the new name is on the disk: until then a power failure brings the old file back.
+            if _force_to_disk(path.parent) and old is not None:
+                _overwrite_key(old)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
-    _force_to_disk(path.parent)
 
 
-@contextlib.contextmanager
-def _old_key_overwritten(path: Path) -> Iterator[None]:
-    """Overwrite the header, and with it the key, of the file that loses its name inside the `with`."""
+def _force_to_disk(folder: Path) -> bool:
+    """Whether the names in the folder are known to be on the disk; not every system can tell."""
     try:
-        old = open(path, "r+b")  # noqa: SIM115 (closed below; the name is gone by then)
-    except OSError:
-        yield
-        return
-    with old:
-        yield
-        if os.fstat(old.fileno()).st_nlink == 0:
-            length = min(8 + int.from_bytes(old.read(8), "little"), os.fstat(old.fileno()).st_size)
-            old.seek(0)
-            with contextlib.suppress(OSError):
-                old.write(bytes(length))
-                old.flush()
-                os.fsync(old.fileno())
-
-
-def _force_to_disk(folder: Path) -> None:
-    # The new name is an entry of the folder, which is written on its own. Not every system can open folders.
-    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    except OSError:
+        return False
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _open_to_overwrite(path: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
+    if os.name != "posix":  # elsewhere an open file cannot be replaced
+        return None
+    try:
+        return stack.enter_context(open(path, "r+b"))
+    except OSError:
+        return None
+
+
+def _overwrite_key(old: BinaryIO) -> None:
+    """Overwrite the header, where the key is, of a file that lost its last name."""
+    status = os.fstat(old.fileno())
+    if status.st_nlink == 0:
+        with contextlib.suppress(OSError):
+            length = min(8 + int.from_bytes(old.read(8), "little"), status.st_size)
+            old.seek(0)
+            old.write(bytes(length))
+            old.flush()
+            os.fsync(old.fileno())
 
 
 # --- what JSON lacks ---------------------------------------------------------------------------------------

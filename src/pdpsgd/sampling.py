@@ -202,17 +202,18 @@ def _bands(sizes: IntArray, rates: Sequence[float]) -> tuple[_Band, ...]:
 
 def _cheapest_split(sizes: IntArray, rates: npt.NDArray[np.float64]) -> Iterator[slice]:
     """Cut levels, sorted by rate, into bands at the lowest expected cost of a step: dynamic programming."""
-    people = np.concatenate(([0], np.cumsum(sizes)))
-    cost = np.zeros(len(sizes) + 1)
-    first = np.zeros(len(sizes) + 1, dtype=int)
-    for end in range(1, len(sizes) + 1):
-        per_person = min(rates[end - 1], _MASK_COST)
+    ends = np.append(0, np.flatnonzero(np.diff(rates, append=np.inf)) + 1)  # never between equal rates
+    people = np.append(0, np.cumsum(sizes))[ends]
+    cost = np.zeros(len(ends))
+    first = np.zeros(len(ends), dtype=int)
+    for end in range(1, len(ends)):
+        per_person = min(rates[ends[end] - 1], _MASK_COST)
         costs = cost[:end] + _BAND_COST + (people[end] - people[:end]) * per_person
         first[end] = np.argmin(costs)
         cost[end] = costs[first[end]]
-    end = len(sizes)
+    end = len(ends) - 1
     while end > 0:
-        yield slice(first[end], end)
+        yield slice(ends[first[end]], ends[end])
         end = first[end]
 
 

@@ -117,6 +117,24 @@ def test_the_replaced_file_loses_its_key_on_the_disk_too(path: Path) -> None:
         assert KEY.hex().encode() not in old.read()
 
 
+def test_the_replaced_file_is_whole_until_the_new_name_is_on_the_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Until then a power failure can bring the old file back under its name.
+    with path.open("rb") as old:
+        before = old.read()
+
+        def unsure(folder: Path) -> bool:
+            old.seek(0)
+            assert old.read() == before
+            return False
+
+        monkeypatch.setattr(checkpoints, "_force_to_disk", unsure)
+        save_other(path)
+        old.seek(0)
+        assert old.read() == before
+
+
 def test_a_copy_under_another_name_is_left_alone(path: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").hardlink_to(path)
     checkpoints.erase_key(path)
