@@ -69,7 +69,7 @@ def save_plan_chart(plan: Plan, path: Path, *, palette: Palette = PAPER) -> None
     kind = path.suffix.lower().lstrip(".")
     if kind not in ("svg", "png", "html"):
         fail(f"Expected a chart file that ends in .svg, .png or .html. Got {str(path)!r}.")
-    import altair
+    altair = _altair()
 
     parts = [
         budgets_chart(plan, palette).properties(title="What people allow"),
@@ -147,7 +147,7 @@ def spending(plan: Plan) -> list[dict[str, Any]]:
 
 def budgets_chart(plan: Plan, palette: Palette) -> Chart:
     """How many people allow how much."""
-    import altair as alt
+    alt = _altair()
 
     rows = [
         {"epsilon": level.epsilon, "people": level.people, "delta": level.delta}
@@ -160,17 +160,17 @@ def budgets_chart(plan: Plan, palette: Palette) -> Chart:
         title="epsilon that people allow",
         axis=alt.Axis(labelAngle=0, format=".3~g"),
     )
-    mark = alt.Chart(alt.Data(values=rows))
+    mark = alt.Chart(_data(rows))
     bars = mark.mark_bar(color=palette.accent, size=26 if few else 4, cornerRadiusEnd=3)
     return bars.encode(x=x, y=alt.Y("people:Q", title="people"), tooltip=["epsilon:Q", "delta:Q", "people:Q"])
 
 
 def promise_chart(plan: Plan, palette: Palette) -> Chart:
     """Promised against proven, level by level."""
-    import altair as alt
+    alt = _altair()
 
     names = level_names(plan)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"level": name, "promised": level.epsilon, "proven": level.proven_epsilon, "people": level.people}
         for name, level in zip(names, plan.levels, strict=True)
         if math.isfinite(level.epsilon)
@@ -181,7 +181,7 @@ def promise_chart(plan: Plan, palette: Palette) -> Chart:
         alt.Tooltip("proven:Q", format=".4f"),
         alt.Tooltip("people:Q", format=","),
     ]
-    data = alt.Data(values=rows)
+    data = _data(rows)
     if len(rows) <= MOST_BARS:
         y = alt.Y("level:N", sort=[row["level"] for row in rows], title=None)
         bar = alt.Chart(data).mark_bar(color=palette.accent, cornerRadiusEnd=3, size=18)
@@ -204,7 +204,7 @@ def promise_chart(plan: Plan, palette: Palette) -> Chart:
 
 def rates_chart(plan: Plan, palette: Palette) -> Chart:
     """The chance to be drawn at a step: by level, or over the rounds if there are several."""
-    import altair as alt
+    alt = _altair()
 
     names = level_names(plan)
     if len(plan.rounds) == 1:
@@ -219,7 +219,7 @@ def rates_chart(plan: Plan, palette: Palette) -> Chart:
             if math.isfinite(level.epsilon)
         ]
         return (
-            alt.Chart(alt.Data(values=rows))
+            alt.Chart(_data(rows))
             .mark_line(color=palette.accent, point={"color": palette.accent, "size": 60, "filled": True})
             .encode(
                 x=alt.X("epsilon:Q", title="epsilon that people allow"),
@@ -237,11 +237,11 @@ def rates_chart(plan: Plan, palette: Palette) -> Chart:
         done = 0
         for number, r in enumerate(plan.rounds):
             rate = r.participation[i] * r.sample_rates[i]
-            shared = {"level": names[i], "rate": rate, "round": number + 1}
+            shared: dict[str, Any] = {"level": names[i], "rate": rate, "round": number + 1}
             rows += [{"step": done, **shared}, {"step": done + r.steps, **shared}]
             done += r.steps
     return (
-        alt.Chart(alt.Data(values=rows))
+        alt.Chart(_data(rows))
         .mark_line(strokeWidth=2)
         .encode(
             x=alt.X("step:Q", title="step"),
@@ -254,15 +254,16 @@ def rates_chart(plan: Plan, palette: Palette) -> Chart:
 
 def noise_chart(plan: Plan, palette: Palette) -> Chart:
     """The noise of each round."""
-    import altair as alt
+    alt = _altair()
 
-    rows, done = [], 0
+    rows: list[dict[str, Any]] = []
+    done = 0
     for number, r in enumerate(plan.rounds):
-        shared = {"noise": r.noise_multiplier, "round": number + 1}
+        shared: dict[str, Any] = {"noise": r.noise_multiplier, "round": number + 1}
         rows += [{"step": done, **shared}, {"step": done + r.steps, **shared}]
         done += r.steps
     return (
-        alt.Chart(alt.Data(values=rows))
+        alt.Chart(_data(rows))
         .mark_line(color=palette.accent, strokeWidth=2)
         .encode(
             x=alt.X("step:Q", title="step"),
@@ -274,11 +275,11 @@ def noise_chart(plan: Plan, palette: Palette) -> Chart:
 
 def spending_chart(rows: Rows, palette: Palette) -> Chart:
     """Epsilon spent over the steps, for a few levels; a thin line marks what was promised."""
-    import altair as alt
+    alt = _altair()
 
     names = list(dict.fromkeys(row["level"] for row in rows))
     colour = _levels_colour(names, palette)
-    data = alt.Chart(alt.Data(values=list(rows)))
+    data = alt.Chart(_data(rows))
     lines = data.mark_line(strokeWidth=2, point={"size": 28, "filled": True}).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y("spent:Q", title="epsilon spent"),
@@ -291,7 +292,7 @@ def spending_chart(rows: Rows, palette: Palette) -> Chart:
 
 def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
     """Accuracy over steps, a line a series; `rows` have step, series and value."""
-    import altair as alt
+    alt = _altair()
 
     names = list(dict.fromkeys(row["series"] for row in rows))
     colour: Any = (
@@ -302,7 +303,7 @@ def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
         )
     )
     return (
-        alt.Chart(alt.Data(values=list(rows)))
+        alt.Chart(_data(rows))
         .mark_line(strokeWidth=2, point={"size": 28, "filled": True})
         .encode(
             x=alt.X("step:Q", title="step"),
@@ -317,7 +318,7 @@ def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
 
 def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
     """Accuracy of groups with 95 % intervals; `rows` have group, series, value, low, high, people."""
-    import altair as alt
+    alt = _altair()
 
     names = list(dict.fromkeys(row["series"] for row in rows))
     groups = list(dict.fromkeys(row["group"] for row in rows))
@@ -330,9 +331,7 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
         else alt.value(palette.accent)
     )
     more = {"yOffset": alt.YOffset("series:N", sort=names)} if several else {}
-    base = alt.Chart(alt.Data(values=list(rows))).encode(
-        y=alt.Y("group:N", sort=groups, title=None), color=colour, **more
-    )
+    base = alt.Chart(_data(rows)).encode(y=alt.Y("group:N", sort=groups, title=None), color=colour, **more)
     tooltip = [
         "group:N",
         "series:N",
@@ -349,12 +348,13 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
 
 
 def seeds_chart(rows: Rows, palette: Palette) -> Chart:
-    """Accuracy of each mechanism, a dot a seed and a mark at the mean; `rows` have mechanism, seed, value, mean."""
-    import altair as alt
+    """Accuracy of each mechanism, a dot a seed and a mark at the mean; `rows` have mechanism, seed, value,
+    mean."""
+    alt = _altair()
 
     names = list(dict.fromkeys(row["mechanism"] for row in rows))
     scale = alt.Scale(zero=False, nice=True)
-    base = alt.Chart(alt.Data(values=list(rows))).encode(y=alt.Y("mechanism:N", sort=names, title=None))
+    base = alt.Chart(_data(rows)).encode(y=alt.Y("mechanism:N", sort=names, title=None))
     x = alt.X(
         "value:Q",
         title="accuracy on test people: dot = one seed, mark = mean",
@@ -373,13 +373,14 @@ def seeds_chart(rows: Rows, palette: Palette) -> Chart:
 
 
 def used_chart(rows: Rows, palette: Palette) -> Chart:
-    """How much of each tier's epsilon a mechanism uses; `rows` have mechanism, tier, used, proven, promised."""
-    import altair as alt
+    """How much of each tier's epsilon a mechanism uses; `rows` have mechanism, tier, used, proven,
+    promised."""
+    alt = _altair()
 
     tiers = list(dict.fromkeys(row["tier"] for row in rows))
     names = list(dict.fromkeys(row["mechanism"] for row in rows))
     return (
-        alt.Chart(alt.Data(values=list(rows)))
+        alt.Chart(_data(rows))
         .mark_bar(cornerRadiusEnd=3)
         .encode(
             y=alt.Y("mechanism:N", sort=names, title=None),
@@ -427,7 +428,7 @@ def interval(right: float, people: int) -> tuple[float, float]:
 
 
 def _levels_colour(names: list[str], palette: Palette, *, title: str | None = None) -> Any:
-    import altair as alt
+    alt = _altair()
 
     scale = alt.Scale(domain=names, range=palette.of_levels(len(names)))
     return alt.Color("level:N" if title is None else f"{title}:N", sort=names, title=title, scale=scale)
@@ -435,3 +436,15 @@ def _levels_colour(names: list[str], palette: Palette, *, title: str | None = No
 
 def _series(names: list[str], palette: Palette) -> list[str]:
     return [palette.series[i % len(palette.series)] for i in range(len(names))]
+
+
+def _altair() -> Any:
+    """Altair, loaded when a chart is drawn; its own types are too fine for building encodings step by
+    step."""
+    import altair
+
+    return altair
+
+
+def _data(rows: Rows) -> Any:
+    return _altair().Data(values=list(rows))

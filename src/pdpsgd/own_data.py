@@ -1,4 +1,5 @@
-"""One way in for all data: a named benchmark, a table, an image folder or an `.npz` file, as tensors with ids."""
+"""One way in for all data: a named benchmark, a table, an image folder or an `.npz` file, as tensors with
+ids."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def load_people(
 ) -> PeopleData:
     """Records from whatever `source` is: the name of a benchmark, or the path of one's own data.
 
-    A table needs its `label` column; `leave_out` names columns that hold budgets. Without a `schema` the ranges
-    and categories are read from the data, and a note says that the promise does not cover them.
+    A table needs its `label` column; `leave_out` names columns that hold budgets. Without a `schema` the
+    ranges and categories are read from the data, and a note says that the promise does not cover them.
     """
     from pdpsgd.datasets.catalogue import CATALOGUE
 
@@ -87,7 +88,8 @@ def load_people(
         return _images(path.name, load_folder(path, size=image_size, colour=colour, people=people_file))
     known = ", ".join(CATALOGUE)
     fail(
-        f"Expected a .csv, .parquet or .npz file, a folder of images, or one of {known}. Got {str(source)!r}, "
+        f"Expected a .csv, .parquet or .npz file, a folder of images, or one of {known}. Got "
+        f"{str(source)!r}, "
         f"which is {'of another kind' if path.exists() else 'not there'}."
     )
 
@@ -107,7 +109,8 @@ def hold_out(data: PeopleData, share: float) -> PeopleData:
     aside = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
     if aside.all() or not aside.any():
         fail(
-            f"Expected a test share that leaves people on both sides. Got {share!r} of {len(data.ids)} people."
+            f"Expected a test share that leaves people on both sides. Got {share!r} of {len(data.ids)} "
+            "people."
         )
     test, train = np.flatnonzero(aside), np.flatnonzero(~aside)
     note = "Some people were set aside, by their ids, to test on: nothing is promised to them."
@@ -161,7 +164,8 @@ def _table(
             fail(f"Expected the id column of the schema, {declared.id_column!r}. Got {id_column!r}.")
     elif label is None:
         fail(
-            f"Expected the column to be predicted (--label), or a schema that names it, for {path.name}. Got neither."
+            f"Expected the column to be predicted (--label), or a schema that names it, for {path.name}. "
+            "Got neither."
         )
     else:
         declared = draft_schema(path, label=label, id_column=id_column, leave_out=leave_out)
@@ -171,7 +175,8 @@ def _table(
         both = set(encoded.ids.tolist()) & set(test.ids.tolist())
         if both:
             fail(
-                f"Expected test people who are not trained on. Got {min(both, key=str)!r} in {path.name} and {test_file}."
+                f"Expected test people who are not trained on. Got {min(both, key=str)!r} in {path.name} "
+                f"and {test_file}."
             )
     return PeopleData(
         name=path.name,

@@ -78,7 +78,8 @@ def _say(kind: str, message: str) -> None:
 
 
 def _assemble() -> None:
-    """Each command's file has either a group `app` of several commands, or one function of the command's name."""
+    """Each command's file has either a group `app` of several commands, or one function of the command's
+    name."""
     for name in COMMANDS:
         if find_spec(f"pdpsgd.cli.{name}") is None:
             continue

@@ -57,7 +57,8 @@ def plan(
         list[Path] | None,
         option(
             "--history-budgets",
-            help="The list that the earlier plan was made for, if it was another; once, or once for each --history.",
+            help="The list that the earlier plan was made for, if it was another; once, or once for each "
+            "--history.",
             panel=PLAN,
             show_default=False,
         ),
@@ -165,7 +166,8 @@ def _verify(made: Plan, screen: shared.Screen) -> None:
         )
     else:
         screen.say(
-            f"Verified: an independent accountant finds at most {max(found.epsilon):.4g} of {max(found.promised):.4g}, "
+            f"Verified: an independent accountant finds at most {max(found.epsilon):.4g} of "
+            f"{max(found.promised):.4g}, "
             f"and every one of the {len(made.levels)} levels within its promise."
         )
 
@@ -174,7 +176,8 @@ def _earlier(files: list[Path], lists: list[Budgets], now: Budgets) -> list[Plan
     """Earlier plans, each knowing its people."""
     if len(lists) not in (0, 1, len(files)):
         fail(
-            f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got {len(lists)}."
+            f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got "
+            f"{len(lists)}."
         )
     if lists and not files:
         fail("Expected --history with --history-budgets. Got the latter alone.")

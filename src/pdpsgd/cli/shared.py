@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -42,15 +45,19 @@ def _read_config(ctx: Any, value: Path | None) -> Path | None:
         )
     except tomllib.TOMLDecodeError as error:
         fail(f"Expected TOML in {str(value)!r}. {error}.")
-    known = {parameter.name for parameter in ctx.command.params} - {"config"}
+    known = {
+        name.lstrip("-").replace("-", "_"): parameter.name
+        for parameter in ctx.command.params
+        for name in parameter.opts
+        if parameter.name not in ("config", "help")
+    }
     defaults = {}
     for key, setting in content.items():
         name = key.replace("-", "_")
         if name not in known:
-            fail(
-                f"Expected settings of this command in {str(value)!r}: {', '.join(sorted(known))}. Got {key!r}."
-            )
-        defaults[name] = _as_text(setting)
+            close = ", ".join(get_close_matches(name, known, n=3)) or ", ".join(sorted(known))
+            fail(f"Expected an option of this command in {str(value)!r}, such as {close}. Got {key!r}.")
+        defaults[known[name]] = _as_text(setting)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
 
@@ -103,7 +110,8 @@ Mechanism = Annotated[
     str,
     option(
         "--mechanism",
-        help="dp-sgd, sampling, adapdp, pdp-sgd-fixed, pdp-sgd-adaptive, pdp-sgd-exact, idp-sample or idp-scale.",
+        help="dp-sgd, sampling, adapdp, pdp-sgd-fixed, pdp-sgd-adaptive, pdp-sgd-exact, idp-sample or "
+        "idp-scale.",
         panel=PLAN,
     ),
 ]
@@ -239,7 +247,8 @@ def parse_tiers(text: str) -> dict[float, float]:
             tiers[float(epsilon)] = float(share)
         except ValueError:
             fail(
-                f"Expected --tiers as epsilon:share,epsilon:share, for example 1:0.34,2:0.43,3:0.23. Got {part!r}."
+                "Expected --tiers as epsilon:share,epsilon:share, for example 1:0.34,2:0.43,3:0.23. Got "
+                f"{part!r}."
             )
     return tiers
 
@@ -302,7 +311,17 @@ def read_plan(file: Path, *, verify: bool = False) -> Plan:
         raise type(error)(f"{file}: {error}") from error
 
 
-def given(options: Mapping[str, Any], *, unless: Iterable[Any] = (None,)) -> dict[str, Any]:
-    """The options that were given, to leave defaults to the functions that have them."""
-    left_out = tuple(unless)
-    return {name: value for name, value in options.items() if not any(value is other for other in left_out)}
+def find_function(name: str) -> Callable[..., Any]:
+    """The user's own function, named as module:function; the module may lie in the working directory."""
+    module_name, _, function_name = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module_name), function_name) if module_name and function_name else None
+    except (ModuleNotFoundError, AttributeError) as error:
+        fail(f"Expected module:function, to be found from {os.getcwd()}. Got {name!r}: {error}.")
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        fail(f"Expected a function as module:function, for example my_views:shift. Got {name!r}.")
+    function: Callable[..., Any] = found
+    return function
