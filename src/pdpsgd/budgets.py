@@ -243,7 +243,7 @@ def _first_non_number(column: IdArray) -> tuple[int, Any]:
         try:
             float(value)
         except (TypeError, ValueError):
-            return index, value
+            return index, str(value)
     return 0, column[0]
 
 

@@ -19,6 +19,8 @@ MAX_DELTAS = 8
 AVERAGE_LOSS = 0.0045
 """Levels are added until people give up less than this share of their epsilon on average."""
 FINEST_BINS = 1 << 16
+SMALLEST_EPSILON = 1e-9
+"""Whoever allows less is never used: no rate is that small."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +65,7 @@ def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
     """
     check_positive(max_levels=max_levels)
     deltas = _round_down(budgets.delta, _delta_levels(budgets.delta, min(MAX_DELTAS, max_levels)))
-    never = (budgets.epsilon == 0) | (deltas == 0)
+    never = (budgets.epsilon < SMALLEST_EPSILON) | (deltas == 0)
     groups: list[_Group] = []
     fixed: list[tuple[float, float]] = [(0.0, float(deltas[never].min()))] if never.any() else []
     for delta in np.unique(deltas[~never]):
@@ -93,7 +95,7 @@ def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray
     """
     index = np.full(len(budgets), -1, dtype=np.int64)
     # People whose epsilon or delta is 0 all stand on the one level that is never drawn.
-    never = (budgets.epsilon == 0) | (_round_down(budgets.delta, np.unique(delta)) == 0)
+    never = (budgets.epsilon < SMALLEST_EPSILON) | (_round_down(budgets.delta, np.unique(delta)) == 0)
     unused = np.flatnonzero(epsilon == 0)
     index[never] = unused[0] if unused.size else -1
     used = np.flatnonzero(epsilon > 0)

@@ -176,9 +176,13 @@ def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
     convexity the loss is at most the largest sum of thresholds over rounds in which somebody with this budget can be
     drawn one after another; it is at most epsilon + max(thresholds). Each round adds its own delta. (docs/everybody-pays.md)
 
+    A single round is covered by Theorem 1, which is tighter.
+
     >>> as_published_bound(0.5, [0.75, 0.75, 0.75]), as_published_bound(1.0, [0.5, 0.25, 0.5])
     (0.75, 1.25)
     """
+    if len(thresholds) == 1:
+        return min(epsilon, thresholds[0])
     left_after = {epsilon: 0.0}
     for tau in thresholds:
         for left, spent in list(left_after.items()):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
+from scipy.signal import lfilter
 from scipy.special import logsumexp, ndtr, ndtri
 
 from pdpsgd.accounting.history import Exposure, History, simplify
@@ -101,9 +102,13 @@ def epsilon_upper_bound(history: History, delta: float, *, fineness: int = FINEN
 
 
 def _step_deviation(e: Exposure) -> float:
-    """About the standard deviation of one step's privacy loss."""
+    """About the standard deviation of one step's privacy loss, or of the whole round's if that is smaller.
+
+    (A round that somebody is in by a small chance only has a smaller loss than its steps.)
+    """
     inverse_variance = min(1 / e.noise_multiplier**2, 40.0)
-    return min(e.sample_rate * math.sqrt(math.exp(inverse_variance) - 1), math.sqrt(inverse_variance))
+    step = min(e.sample_rate * math.sqrt(math.exp(inverse_variance) - 1), math.sqrt(inverse_variance))
+    return step * min(1.0, e.participation * math.sqrt(e.steps))
 
 
 def _matters(e: Exposure, history: History) -> bool:
@@ -136,7 +141,9 @@ def _epsilon_in_order(history: History, delta: float, interval: float, removing:
             # The mixture needs the whole distribution at full precision, so no tilting inside.
             inside = _compose([(step, steps)], tail, tilt_for=None)
             parts.append((_mixed(inside, pi, removing), 1))
-    return _epsilon(_compose(parts, tail, tilt_for=delta), delta)
+    plain = _epsilon(_compose(parts, tail, tilt_for=None), delta)
+    # Both are upper bounds; the tilted one keeps its digits where delta is close to the rounding error of the other.
+    return plain if delta >= 1e-8 else min(plain, _epsilon(_compose(parts, tail, tilt_for=delta), delta))
 
 
 def _one_step(q: float, sigma: float, interval: float, tail: float, removing: bool) -> _Losses:
@@ -237,7 +244,7 @@ def _compose(parts: list[tuple[_Losses, int]], tail: float, tilt_for: float | No
         with np.errstate(divide="ignore"):
             mass = np.exp(np.minimum(np.log(mass) + total - tilt * losses, 0.0))
     survived = math.fsum(times * math.log1p(-part.infinite) for part, times in parts)
-    rounding = 0.0 if tilt_for else 1e-14
+    rounding = 0.0 if tilt_for else 1e-15 * (10 + sum(times for _, times in parts))
     return _Losses(first, mass, -math.expm1(survived) + tail + rounding, interval)
 
 
@@ -257,17 +264,17 @@ def _tilted(part: _Losses, tilt: float) -> tuple[FloatArray, float]:
 
 
 def _epsilon(total: _Losses, delta: float) -> float:
-    losses = total.losses
+    """The smallest epsilon >= 0 at which the hockey-stick divergence is at most delta."""
     upper = np.cumsum(total.mass[::-1])[::-1] + total.infinite
-    with np.errstate(over="ignore", invalid="ignore"):
-        lower = np.cumsum((total.mass * np.exp(-losses))[::-1])[::-1]
-        spent = upper - np.exp(losses) * lower
-    positive = losses > 0
-    enough = np.flatnonzero(positive & (spent <= delta))
+    # lower[j] = sum over i >= j of mass[i] * e^(loss[j] - loss[i]), as a recursion that cannot overflow.
+    lower = lfilter([1.0], [1.0, -math.exp(-total.interval)], total.mass[::-1])[::-1]
+    enough = np.flatnonzero((total.losses >= 0) & (upper - lower <= delta))
     if not enough.size:
         return math.inf
     place = enough[0]
-    return max(0.0, math.log(max(upper[place] - delta, 0.0) / lower[place]) if upper[place] > delta else 0.0)
+    if upper[place] <= delta:
+        return 0.0
+    return max(0.0, float(total.losses[place]) + math.log((upper[place] - delta) / lower[place]))
 
 
 def _verify_as_published(plan: Plan) -> Verification:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from pdpsgd.accounting.base import Accountant
@@ -80,7 +81,8 @@ def grid_interval(history: History) -> float:
 
 def _loss_deviation(e: Exposure) -> float:
     small_rate = e.sample_rate * math.sqrt(math.expm1(min(e.noise_multiplier**-2, 50.0)))
-    return min(small_rate, 1 / e.noise_multiplier)
+    # Somebody who is in the round by a small chance has less to lose in all of it than others in one step.
+    return min(small_rate, 1 / e.noise_multiplier) * min(1.0, e.participation * math.sqrt(e.steps))
 
 
 def _round(exposure: Exposure, interval: float) -> PrivacyLossDistribution:
@@ -184,10 +186,11 @@ def _amplified_adding(curve: Any, participation: float, epsilon: FloatArray) -> 
 
 
 def _tails(pmf: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Losses, and for each the mass of both distributions from there on (the second without infinity)."""
+    """For each loss: itself, the mass from there on, and that mass weighted by e^(loss - what it lies at)."""
     losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
-    above = np.append(np.cumsum(pmf._probs[::-1])[::-1], 0.0) + pmf._infinity_mass
-    weighted = np.append(np.cumsum((pmf._probs * np.exp(-losses))[::-1])[::-1], 0.0)
+    above = np.cumsum(pmf._probs[::-1])[::-1] + pmf._infinity_mass
+    # A recursion rather than sums of e^-loss, which overflow where losses are in the hundreds.
+    weighted = lfilter([1.0], [1.0, -math.exp(-pmf._discretization)], pmf._probs[::-1])[::-1]
     return losses, above, weighted
 
 
@@ -196,8 +199,10 @@ def _delta_curve(pmf: Any) -> Callable[[FloatArray], FloatArray]:
     losses, above, weighted = _tails(pmf)
 
     def curve(epsilon: FloatArray) -> FloatArray:
-        first = np.searchsorted(losses, epsilon, side="right")
-        return np.maximum(above[first] - np.exp(epsilon) * weighted[first], pmf._infinity_mass)
+        beyond = epsilon > losses[-1]
+        first = np.minimum(np.searchsorted(losses, epsilon), losses.size - 1)
+        delta = above[first] - np.exp(np.minimum(epsilon - losses[first], 0.0)) * weighted[first]
+        return np.where(beyond, pmf._infinity_mass, np.maximum(delta, pmf._infinity_mass))
 
     return curve
 
@@ -205,11 +210,10 @@ def _delta_curve(pmf: Any) -> Callable[[FloatArray], FloatArray]:
 def _epsilon_at(pmf: Any, delta: float) -> float:
     """The smallest epsilon >= 0 at which the curve is at most delta; the curve is linear in e^epsilon between losses."""
     losses, above, weighted = _tails(pmf)
-    with np.errstate(over="ignore", invalid="ignore"):
-        reached = np.flatnonzero((losses >= 0) & (above[:-1] - np.exp(losses) * weighted[:-1] <= delta))
+    reached = np.flatnonzero((losses >= 0) & (above - weighted <= delta))
     if not reached.size:
         return math.inf
     first = reached[0]
     if above[first] <= delta:
         return 0.0
-    return max(0.0, math.log((above[first] - delta) / weighted[first]))
+    return max(0.0, float(losses[first]) + math.log((above[first] - delta) / weighted[first]))
