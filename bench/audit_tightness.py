@@ -2,7 +2,8 @@
 many.
 
 Every run goes through the real engine. Two settings: everybody in every batch (the Gaussian mechanism, where
-the bound through Gaussian DP is justified) and subsampled (rate 0.1, 50 steps).
+the bound through Gaussian DP is justified) and subsampled (rate 0.2, 20 steps). Also what is left to see of a
+real fault, half the noise.
 
     python bench/audit_tightness.py --out docs/results/audit/tightness.json
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +21,17 @@ import torch
 
 from pdpsgd.accounting import accountant
 from pdpsgd.audit.canaries import put_on_list, tiers_of
-from pdpsgd.audit.dirac import dirac_steps
+from pdpsgd.audit.conformance import ConformanceTest
+from pdpsgd.audit.dirac import dirac_steps, tensor_names
 from pdpsgd.audit.many_runs import many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.noise_search import smallest_noise_multiplier
 from pdpsgd.plans import Level, Plan, Round
+from pdpsgd.randomness import RandomSource
 
 DELTA = 1e-5
-SETTINGS = {"full batch, 5 steps": (1.0, 5), "rate 0.1, 50 steps": (0.1, 50)}
+SETTINGS = {"everybody in every batch, 5 steps": (1.0, 5), "rate 0.2, 20 steps": (0.2, 20)}
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -39,14 +43,42 @@ def plan_for(epsilon: float, rate: float, steps: int, people: int = 10) -> Plan:
     return Plan("by-hand", (Level(epsilon, DELTA, people, proven_epsilon=proven),), (one,))
 
 
-def one_run(plan: Plan, canaries: int, significance: float, seed: int) -> dict[str, float | None]:
-    listed = put_on_list(plan, canaries, np.random.default_rng(seed))
+class HalfTheNoise(RandomSource):
+    def noise_(self, tensors: Sequence[torch.Tensor], *, standard_deviation: float, step: int) -> None:
+        super().noise_(tensors, standard_deviation=standard_deviation / 2, step=step)
+
+
+def one_run(
+    plan: Plan,
+    canaries: int,
+    significance: float,
+    seed: int,
+    repeats: int,
+    source: type[RandomSource] = RandomSource,
+) -> dict[str, object]:
+    """Lower bounds of single runs: their mean and largest over some repeats, and what the conformance test
+    says."""
     rule = rehearsed_rule(plan.history_of(0), canaries, delta=DELTA, significance=significance)
-    scores = LikelihoodScores(listed)
-    for seen in dirac_steps(listed, layers=1, seed=seed):
-        scores.observe(seen)
-    (bound,) = one_run_bounds(listed, scores.scores(), rules=[rule], significance=significance)
-    return {"measured": bound.measured, "gaussian": bound.gaussian, "success": bound.success}
+    measured, gaussian, alarms = [], [], 0
+    for repeat in range(repeats):
+        listed = put_on_list(plan, canaries, np.random.default_rng([seed, repeat]))
+        scores = LikelihoodScores(listed)
+        test = ConformanceTest(listed, tensor_names(1), orthogonal=True, false_alarm_rate=1e-6)
+        for seen in dirac_steps(listed, layers=1, source=source.from_seed(1000 * seed + repeat)):
+            scores.observe(seen)
+            test.observe(seen)
+        (bound,) = one_run_bounds(listed, scores.scores(), rules=[rule], significance=significance)
+        measured.append(bound.measured)
+        if bound.gaussian is not None:
+            gaussian.append(bound.gaussian)
+        alarms += not test.result().passed
+    return {
+        "mean": float(np.mean(measured)),
+        "largest": max(measured),
+        "mean_if_gaussian": float(np.mean(gaussian)) if gaussian else None,
+        "conformance_alarms": alarms,
+        "repeats": repeats,
+    }
 
 
 def many(plan: Plan, runs: int, significance: float, seed: int) -> dict[str, float | None]:
@@ -81,7 +113,8 @@ def bounds(plan: Plan, coins: np.ndarray, scores: np.ndarray, significance: floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--canaries", type=int, nargs="+", default=[1000, 5000])
-    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=10, help="of the one-run audit")
+    parser.add_argument("--runs", type=int, default=1500)
     parser.add_argument("--simulated-runs", type=int, default=1_000_000)
     parser.add_argument("--significance", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
@@ -99,7 +132,9 @@ def main() -> None:
                 "proven": plan.levels[0].proven_epsilon,
                 "noise_multiplier": plan.rounds[0].noise_multiplier,
                 **{
-                    f"one run, {count} canaries": one_run(plan, count, options.significance, options.seed)
+                    f"one run, {count} canaries": one_run(
+                        plan, count, options.significance, options.seed, options.repeats
+                    )
                     for count in options.canaries
                 },
                 f"{options.runs} runs": many(plan, options.runs, options.significance, options.seed),
@@ -109,10 +144,28 @@ def main() -> None:
             }
             row["seconds"] = round(time.perf_counter() - began, 1)
             rows.append(row)
-            print(json.dumps(row))
+            print(json.dumps(row), flush=True)
+    rate, steps = SETTINGS["everybody in every batch, 5 steps"]
+    plan = plan_for(1.0, rate, steps)
+    planned = plan.history_of(0)
+    halved = tuple(e._replace(noise_multiplier=e.noise_multiplier / 2) for e in planned)
+    fault = {
+        "fault": "half the noise",
+        "proven": plan.levels[0].proven_epsilon,
+        "true": accountant("pld").epsilon(halved, DELTA),
+        **{
+            f"one run, {count} canaries": one_run(
+                plan, count, options.significance, options.seed, options.repeats, HalfTheNoise
+            )
+            for count in options.canaries
+        },
+    }
+    print(json.dumps(fault))
     if options.out:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        options.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+        options.out.write_text(
+            json.dumps({"settings": settings, "rows": rows, "fault": fault}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ Progress = Callable[[str, int, int], None]
 CONFORMANCE_STEPS = 200
 """Steps of the conformance tests at little noise; what they look for shows in a prefix of the plan."""
 CONFORMANCE_CANARIES = 24
+SHADOW_MODELS = 16
+AFFORDABLE_NUMBERS = 3e10
+"""Numbers in all per-example gradients of all shadow models: minutes on two cores."""
 LITTLE_NOISE = 0.1
 """Noise of those tests, as a share of the plan's: rates, clipping and each layer's noise then show much more
 clearly."""
@@ -62,7 +65,7 @@ def audit(
     canaries: int = 1000,
     example_canaries: int = 100,
     runs: int = 0,
-    shadow_models: int = 16,
+    shadow_models: int | None = None,
     significance: float = SIGNIFICANCE,
     false_alarm_rate: float = FALSE_ALARM_RATE,
     max_tiers: int = 5,
@@ -81,6 +84,8 @@ def audit(
     within each among tiers and choices.
     """
     began = time.monotonic()
+    if shadow_models is None:
+        shadow_models = affordable_shadow_models(plan, subject)
     tell = progress or (lambda stage, done, total: None)
     tiers = tiers_of(plan, at_most=max_tiers)
     attacks = 1 + (runs > 0) + 2 * (subject is not None and example_canaries > 0)
@@ -123,6 +128,15 @@ def audit(
         },
         seconds=time.monotonic() - began,
     )
+
+
+def affordable_shadow_models(plan: Plan, subject: Subject | None) -> int:
+    """Sixteen models for membership inference where that takes minutes, none where it would take hours."""
+    if subject is None:
+        return 0
+    parameters = sum(parameter.numel() for parameter in subject.make_model().parameters())
+    numbers = parameters * sum(r.steps * r.expected_batch_size for r in plan.rounds)
+    return SHADOW_MODELS if SHADOW_MODELS * numbers <= AFFORDABLE_NUMBERS else 0
 
 
 def _dirac(

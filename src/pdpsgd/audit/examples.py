@@ -56,7 +56,8 @@ def example_steps(
     if others is not None:
         records = (torch.cat([others[0], records[0]]), torch.cat([others[1], records[1]]))
         record_of_other = np.arange(len(others[0])) if record_of_other is None else record_of_other
-    contributions = _Contributions(canaries, copy.deepcopy(module), criterion, inputs, targets)
+    exact = others is None
+    contributions = _Contributions(canaries, copy.deepcopy(module), criterion, inputs, targets, exact=exact)
     ends = np.cumsum([r.steps for r in canaries.plan.rounds])
     current: list[tuple[Tensor, ...]] = [()]
 
@@ -76,7 +77,7 @@ def example_steps(
         before_step=before_step,
         tamper=tamper,
     ):
-        yield _observe(step, current[0], drawn) if others is None else _observe_attacked(step, current[0])
+        yield _observe(step, current[0], drawn) if exact else _observe_attacked(step, current[0])
 
 
 def losses(
@@ -102,9 +103,17 @@ class _Contributions:
     canary."""
 
     def __init__(
-        self, canaries: Canaries, module: nn.Module, criterion: Criterion, inputs: Tensor, targets: Tensor
+        self,
+        canaries: Canaries,
+        module: nn.Module,
+        criterion: Criterion,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        exact: bool,
     ) -> None:
         self.canaries = canaries
+        self.dtype = torch.float64 if exact else torch.float32
         self.inputs, self.targets = inputs, targets
 
         def loss(parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
@@ -115,12 +124,12 @@ class _Contributions:
     def __call__(self, module: nn.Module, *, round_index: int) -> tuple[Tensor, ...]:
         parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
         found = self.gradients(parameters, self.inputs, self.targets)
-        rows = [found[name].flatten(1).to(torch.float64) for name in parameters]
+        rows = [found[name].flatten(1).to(self.dtype) for name in parameters]
         norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
         plan = self.canaries.plan
         scales = np.asarray(plan.rounds[round_index].clip_scales)[self.canaries.level]
         limits = torch.from_numpy(scales) * plan.max_grad_norm * CLIPPING_MARGIN
-        weights = (limits / norms.clamp(min=1e-16)).clamp(max=1)[:, None]
+        weights = (limits.to(norms) / norms.clamp(min=1e-16)).clamp(max=1)[:, None]
         return tuple(row * weights for row in rows)
 
 
@@ -153,8 +162,8 @@ def _observe_attacked(step: WatchedStep, contributions: tuple[Tensor, ...]) -> O
     none = np.zeros(len(pairs), dtype=np.int64)
     return Observation(
         round=step.round,
-        dots=torch.stack([rows @ noisy.flatten().to(rows.dtype) for noisy, rows in pairs]).numpy(),
-        products=torch.stack([rows.square().sum(1) for _, rows in pairs]).numpy(),
+        dots=torch.stack([rows @ noisy.flatten().to(rows.dtype) for noisy, rows in pairs]).double().numpy(),
+        products=torch.stack([rows.square().sum(1) for _, rows in pairs]).double().numpy(),
         noise_energy=none.astype(np.float64),
         noise_dimensions=none,
         noise_only=none.astype(bool),

@@ -41,8 +41,13 @@ def audit(
         int, typer.Option(min=0, help="Train so often again with one canary a tier (small plans only).")
     ] = 0,
     shadow_models: Annotated[
-        int, typer.Option(min=0, help="Models for membership inference; 0 leaves it out.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Models for membership inference; 0 leaves it out.",
+            show_default="16 where that takes minutes, else 0",
+        ),
+    ] = None,
     tiers: Annotated[int, typer.Option(min=1, help="Look at this many groups of levels at most.")] = 5,
     confidence: Annotated[float, typer.Option(help="Of all measured bounds together.")] = 0.95,
     false_alarm_rate: Annotated[float, typer.Option(help="Of each conformance test.")] = 1e-3,
@@ -128,7 +133,10 @@ def _write(result: AuditResult, json_file: Path | None, chart: Path | None) -> N
 
         if chart.suffix not in (".html", ".svg", ".png"):
             fail(f"Expected a chart file that ends in .html, .svg or .png. Got {str(chart)!r}.")
-        proven_against_measured(result).save(str(chart))
+        if chart.suffix == ".html":  # with everything in it, so that it opens offline
+            proven_against_measured(result).save(str(chart), inline=True)
+        else:
+            proven_against_measured(result).save(str(chart))
 
 
 def _benchmark(name: object) -> str | None:
