@@ -56,8 +56,8 @@ def distributions() -> Any:
             title=alt.Title(
                 "Who allows what",
                 subtitle=[
-                    "Bars: as used here. Dots: the formula with the constants as the paper prints them, which for",
-                    "k = -0.2 and 0.2 counts 1.83 times as many people as there are.",
+                    "Bars: as used here. Dots: the formula with the constants as the paper prints them,",
+                    "which for k = -0.2 and 0.2 counts 1.83 times as many people as there are.",
                 ],
                 anchor="start",
             )
@@ -81,7 +81,7 @@ def rounds_as_published(mechanism: str, *, seed: int = 0) -> Any:
 
 
 def rounds_sound(mechanism: str) -> Any:
-    """The same where everybody pays: what is left before each round, and the rate at which people are drawn."""
+    """The same where everybody pays: what is left before each round, and the rates of its steps."""
     setting = Setting("mnist", mechanism, Recipe(steps=500, batch_size=1024), Population())
     made = plan_of(setting, setting.population.budgets(PEOPLE, shuffle=0), seed=0)
     return _round_chart(
@@ -136,7 +136,8 @@ def _round_chart(rows: list[dict[str, Any]], *, title: str, subtitle: str, chanc
         base = alt.Chart(frame.filter(pl.col("round") == name)).properties(width=250, height=80)
         y = alt.Y("sum(people):Q", title="people")
         left = base.mark_bar(color=OURS).encode(
-            alt.X("left:Q", bin=alt.Bin(step=0.025), title="epsilon left", scale=alt.Scale(domain=[0, 1.05])), y
+            alt.X("left:Q", bin=alt.Bin(step=0.025), title="epsilon left", scale=alt.Scale(domain=[0, 1.05])),
+            y,
         )
         drawn = base.mark_bar(color=THE_PAPERS).encode(
             alt.X("chance:Q", bin=alt.Bin(maxbins=40), title=chance), y
@@ -148,7 +149,7 @@ def _round_chart(rows: list[dict[str, Any]], *, title: str, subtitle: str, chanc
 def sweep(
     points: list[dict[str, Any]], *, x: str, title: str, subtitle: list[str], marks: list[dict[str, Any]]
 ) -> Any:
-    """Accuracy against a parameter: mean and standard deviation of our runs, and the paper's printed points."""
+    """Accuracy against a parameter: mean and deviation of our runs, and the paper's printed points."""
     frame = pl.DataFrame(points)
     base = alt.Chart(frame).encode(alt.X(f"{x}:Q", scale=alt.Scale(zero=False)))
     y = alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False))

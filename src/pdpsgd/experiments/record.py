@@ -34,9 +34,9 @@ class Record:
                 fail(f"Expected one JSON object a line in {self.path}. Line {number}: {error}.")
             yield run
 
-    def keys(self) -> set[str]:
-        """The runs that are done."""
-        return {run["key"] for run in self}
+    def has(self, key: str) -> bool:
+        """Whether the run with this key is done."""
+        return any(run["key"] == key for run in self)
 
     def add(self, run: dict[str, Any]) -> None:
         """Append a finished run."""

@@ -21,14 +21,22 @@ PHYSICAL_BATCH = 512  # larger ones fall out of the processor's cache
 
 
 def run_all(
-    runs: Iterable[tuple[Setting, int]], record: Record, *, say: Callable[[str], None] = print
+    runs: Iterable[tuple[Setting, int]],
+    record: Record,
+    *,
+    quick: bool = False,
+    say: Callable[[str], None] = print,
 ) -> int:
-    """Carry out the runs (settings with seeds) that the record does not have yet; how many there were."""
+    """Carry out the runs (settings with seeds) that the record does not have yet; how many there were.
+
+    `quick` runs are short, and recorded as if they were the real ones: give them a record of their own.
+    """
     done = 0
     for setting, seed in runs:
-        if setting.key(seed) in record.keys():  # noqa: SIM118 - not a dict; read anew, others may write too
+        if record.has(setting.key(seed)):  # read anew each time: other processes may write too
             continue
-        finished = run(setting, seed)
+        finished = run(setting.quick() if quick else setting, seed)
+        finished |= {"key": setting.key(seed), "setting": setting.to_dict(), "quick": quick}
         record.add(finished)
         done += 1
         say(describe(finished))
@@ -36,7 +44,7 @@ def run_all(
 
 
 def run(setting: Setting, seed: int) -> dict[str, Any]:
-    """Train and evaluate once. The seed decides who has which budget, the weights at the start, draws and noise."""
+    """Train and evaluate once. The seed decides who has which budget, the first weights, draws and noise."""
     train, test = data_of(setting)
     budgets = setting.population.budgets(len(train[1]), shuffle=seed)
     planned = _plan(setting, len(train[1]), seed)

@@ -1,4 +1,4 @@
-"""One training run as plain data: whose budgets, which system, how it is trained. The record's key is made of it."""
+"""One training run as plain data: whose budgets, which system, how it is trained."""
 
 from __future__ import annotations
 

@@ -1,0 +1,98 @@
+"""From records to figures: mean and standard deviation of the seeds of a setting, beside what was printed."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from pdpsgd.experiments.published import Printed
+from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.settings import Setting
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the runs of one setting came to, accuracies in percent; no runs, no figures."""
+
+    setting: Setting
+    accuracies: tuple[float, ...]
+    seconds: float | None
+    iterations: int | None
+    parameters: int | None
+    largest_proven: float | None
+    printed: Printed | None = None
+
+    @property
+    def seeds(self) -> int:
+        """How many runs there are."""
+        return len(self.accuracies)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean accuracy."""
+        return statistics.fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds; None for fewer than two."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    def text(self) -> str:
+        """For a table: mean, standard deviation, number of seeds; empty without runs.
+
+        >>> from pdpsgd.experiments.settings import Recipe, Setting
+        >>> Cell(Setting("mnist", "dp-sgd", Recipe()), (95.0, 96.0), 1.0, 1, 1, 0.5).text()
+        '95.50 ± 0.71 (2)'
+        """
+        if self.mean is None:
+            return ""
+        spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
+        return f"{self.mean:.2f}{spread} ({self.seeds})"
+
+    def row(self) -> dict[str, Any]:
+        """For a CSV file or JSON."""
+        setting = self.setting
+        return {
+            "dataset": setting.dataset,
+            "system": setting.system,
+            "k": setting.population.k,
+            "bookkeeping": setting.bookkeeping,
+            "accountant": setting.accountant,
+            "features": setting.recipe.features,
+            "learning_rate": setting.recipe.learning_rate,
+            "seeds": self.seeds,
+            "accuracy": _rounded(self.mean),
+            "standard_deviation": _rounded(self.deviation),
+            "printed_accuracy": None if self.printed is None else self.printed.mean,
+            "printed_deviation": None if self.printed is None else self.printed.deviation,
+            "iterations": self.iterations,
+            "seconds": _rounded(self.seconds),
+            "parameters": self.parameters,
+        }
+
+
+def cell(setting: Setting, record: Record, printed: Printed | None = None) -> Cell:
+    """The runs of a setting that are on record."""
+    runs = sorted(record.of(setting), key=lambda run: int(run["seed"]))
+    proven = [level["proven_epsilon"] for run in runs for level in run["levels"] if level["proven_epsilon"]]
+    return Cell(
+        setting=setting,
+        accuracies=tuple(100 * run["accuracy"] for run in runs),
+        seconds=statistics.fmean(run["seconds"] for run in runs) if runs else None,
+        iterations=round(statistics.fmean(run["iterations"] for run in runs)) if runs else None,
+        parameters=max(run["parameters"] for run in runs) if runs else None,
+        largest_proven=max(proven, default=None),
+        printed=printed,
+    )
+
+
+def printed_text(printed: Printed | None) -> str:
+    """A printed figure for a table; empty where nothing was printed."""
+    if printed is None:
+        return ""
+    return f"{printed.mean:.2f}" + ("" if printed.deviation is None else f" ± {printed.deviation:.2f}")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

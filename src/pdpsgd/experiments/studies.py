@@ -1,0 +1,173 @@
+"""Which runs each table and figure consists of, in the order in which they are worth having."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS
+from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.search import GRIDS, chosen_recipe, trials
+from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Setting
+
+LEAVE_OUT_BELOW = 0.75
+"""The system `leave-out` leaves out half of the people at k = 0."""
+
+SOUND_SYSTEMS = (
+    "pdp-sgd-exact",
+    "dp-sgd",
+    "pdp-sgd-adaptive",
+    "pdp-sgd-fixed",
+    "adapdp",
+    "sampling",
+    "idp-sample",
+    "idp-scale",
+    "leave-out",
+    "one-after-another",
+)
+SKEWED_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "pdp-sgd-adaptive")
+FEATURE_SYSTEMS = ("pdp-sgd-exact", "dp-sgd")
+W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure: what it shows, the search it needs first, and its settings once that is done."""
+
+    title: str
+    datasets: tuple[str, ...]
+    searches: Callable[[str], list[list[Setting]]]
+    settings: Callable[[str, Record], list[Setting]]
+
+
+def table_1_settings(dataset: str, search: Record) -> list[Setting]:
+    """Every system at k = 0, and three of them at the other skews, each with the recipe its search chose."""
+    settings = []
+    for k, systems in ((0.0, SOUND_SYSTEMS), (-0.2, SKEWED_SYSTEMS), (0.2, SKEWED_SYSTEMS)):
+        settings += [_tuned(dataset, system, search, Population(k=k)) for system in systems]
+    return _known(settings)
+
+
+def as_published_settings(dataset: str, search: Record) -> list[Setting]:
+    """The paper's own set-up; DP-SGD needs no bookkeeping of its own, and does not depend on k."""
+    settings = [Setting(dataset, "dp-sgd", PAPERS_RECIPE, accountant="rdp")]
+    for k in (0.0, -0.2, 0.2):
+        settings += [
+            Setting(dataset, system, PAPERS_RECIPE, Population(k=k), "as-published", "rdp")
+            for system in reversed(TABLE_1_SYSTEMS)
+            if system != "dp-sgd"
+        ]
+    return settings
+
+
+def table_2_settings(dataset: str, search: Record) -> list[Setting]:
+    """The runs of table 1 as published whose effort the paper's table 2 compares."""
+    return [
+        setting
+        for setting in as_published_settings(dataset, search)
+        if setting.population.k == 0 and setting.system in ("sampling", "adapdp", "pdp-sgd-adaptive")
+    ]
+
+
+def feature_settings(dataset: str, search: Record) -> list[Setting]:
+    """A linear model on scattering features: another model than the paper's, reported apart."""
+    return _known(_tuned(dataset, system, search, features="scattering") for system in FEATURE_SYSTEMS)
+
+
+def weight_settings(dataset: str, search: Record) -> list[Setting]:
+    """PDP-SGD with fixed weights, w1 from 0.3 to 0.9."""
+    tuned = _tuned(dataset, "pdp-sgd-fixed", search)
+    return [] if tuned is None else [replace(tuned, weights=(w1, round(1 - w1, 3))) for w1 in W1]
+
+
+def interval_settings(dataset: str, search: Record) -> list[Setting]:
+    """Budgets in [0.5, 0.5 + alpha], alpha from 0.1 to 0.9, for PDP-SGD adaptive and exact."""
+    settings = []
+    for alpha in ALPHA:
+        people = Population(highest=round(0.5 + alpha, 3))
+        settings += [
+            _tuned(dataset, system, search, people) for system in ("pdp-sgd-exact", "pdp-sgd-adaptive")
+        ]
+    return _known(settings)
+
+
+def idp_settings(dataset: str, search: Record) -> list[Setting]:
+    """IDP-SGD's own benchmark, three tiers 1, 2 and 3, with the paper's network."""
+    settings = []
+    for tiers in IDP_CASES.values():
+        people = Population(tiers=tiers)
+        settings += [
+            _tuned(dataset, system, search, people)
+            for system in ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
+        ]
+    return _known(settings)
+
+
+def search_for(*systems: str, features: str = "pixels") -> Callable[[str], list[list[Setting]]]:
+    """The searches, one for each system, on a data set."""
+
+    def searches(dataset: str) -> list[list[Setting]]:
+        return [trials(dataset, system, features, threshold=_threshold(system)) for system in systems]
+
+    return searches
+
+
+STUDIES: dict[str, Study] = {
+    "table-1": Study(
+        "Table 1 under equal and sound conditions",
+        DATASETS,
+        search_for(*SOUND_SYSTEMS),
+        table_1_settings,
+    ),
+    "features": Study(
+        "A linear model on scattering features",
+        ("mnist", "fashion-mnist"),
+        search_for(*FEATURE_SYSTEMS, features="scattering"),
+        feature_settings,
+    ),
+    "table-1-as-published": Study(
+        "Table 1 as the paper set it up", DATASETS, search_for(), as_published_settings
+    ),
+    "table-2": Study("Table 2: run time, iterations, parameters", DATASETS, search_for(), table_2_settings),
+    "weights": Study("Accuracy against w1", ("mnist",), search_for("pdp-sgd-fixed"), weight_settings),
+    "intervals": Study(
+        "Accuracy against the interval of budgets",
+        ("mnist",),
+        search_for("pdp-sgd-exact", "pdp-sgd-adaptive"),
+        interval_settings,
+    ),
+    "idp-benchmark": Study(
+        "IDP-SGD's own benchmark",
+        ("mnist", "svhn"),
+        search_for("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale"),
+        idp_settings,
+    ),
+}
+WITHOUT_TRAINING = ("distributions", "rounds")
+
+
+def _tuned(
+    dataset: str,
+    system: str,
+    search: Record,
+    population: Population | None = None,
+    *,
+    features: str = "pixels",
+) -> Setting | None:
+    """The setting with the recipe that the search chose; None if the search is not finished."""
+    if (dataset, features) not in GRIDS:
+        return None
+    threshold = _threshold(system)
+    recipe = chosen_recipe(search, trials(dataset, system, features, threshold=threshold))
+    if recipe is None:
+        return None
+    return Setting(dataset, system, recipe, population or Population(), threshold=threshold)
+
+
+def _threshold(system: str) -> float | None:
+    return LEAVE_OUT_BELOW if system == "leave-out" else None
+
+
+def _known(settings: Iterable[Setting | None]) -> list[Setting]:
+    return [setting for setting in settings if setting is not None]

@@ -1,0 +1,185 @@
+"""A reproduction runs what is missing, records it run by run, and makes pages from records alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.experiments import runner
+from pdpsgd.experiments.cells import cell
+from pdpsgd.experiments.published import SKEWS, TABLE_1, TABLE_1_SYSTEMS, best_of_paper
+from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.reproduce import reproduce, write_pages
+from pdpsgd.experiments.search import chosen_recipe, trials
+from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
+from pdpsgd.experiments.studies import STUDIES, as_published_settings, table_1_settings
+from pdpsgd.experiments.systems import SYSTEMS, plan_of
+from pdpsgd.experiments.tables import PAGES
+
+SMALL = Recipe(steps=6, batch_size=64, learning_rate=1.0)
+
+
+def small(system: str = "pdp-sgd-exact", **changes: object) -> Setting:
+    return Setting("digits", system, SMALL, threshold=0.75 if system == "leave-out" else None, **changes)  # type: ignore[arg-type]
+
+
+def made_up(setting: Setting, seed: int, accuracy: float) -> dict[str, object]:
+    """A record of a run that never was, to test pages with."""
+    level = {"epsilon": 0.5, "delta": 1e-5, "people": 1, "proven_epsilon": 0.4}
+    return {
+        "key": setting.key(seed),
+        "setting": setting.to_dict(),
+        "seed": seed,
+        "accuracy": accuracy,
+        "iterations": 7,
+        "seconds": 1.0,
+        "parameters": 10,
+        "levels": [level],
+    }
+
+
+def test_a_setting_survives_the_way_through_json() -> None:
+    setting = Setting(
+        "mnist",
+        "pdp-sgd-fixed",
+        PAPERS_RECIPE,
+        Population(tiers=((1.0, 0.4), (2.0, 0.6))),
+        weights=(0.3, 0.7),
+    )
+    assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+
+
+def test_the_key_of_a_run_changes_with_the_seed_and_with_every_part_of_the_setting() -> None:
+    settings = [small(), small("dp-sgd"), small(population=Population(k=0.2)), small(split="validation")]
+    keys = {setting.key(seed) for setting in settings for seed in (0, 1)}
+    assert len(keys) == 8
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_keeps_every_promise(system: str) -> None:
+    setting = small(system)
+    budgets = setting.population.budgets(1437, shuffle=0)
+    made = plan_of(setting, budgets, seed=0)
+    assert made.steps <= 6
+    for level in made.levels:
+        assert level.proven_epsilon is not None
+        assert level.proven_epsilon <= level.epsilon
+
+
+def test_leaving_out_never_draws_those_below_the_threshold() -> None:
+    setting = small("leave-out")
+    made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
+    rates = {level.epsilon: rate for level, rate in zip(made.levels, made.rounds[0].sample_rates, strict=True)}
+    assert all((rate > 0) == (epsilon >= 0.75) for epsilon, rate in rates.items())
+
+
+def test_one_tier_after_another_exposes_everybody_in_exactly_one_round() -> None:
+    setting = small("one-after-another")
+    made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
+    assert len(made.rounds) == 4
+    for index in range(len(made.levels)):
+        assert sum(r.sample_rates[index] > 0 for r in made.rounds) == 1
+
+
+def test_a_run_records_what_was_promised_and_what_is_proven(tmp_path: Path) -> None:
+    record = Record(tmp_path / "runs.jsonl")
+    said: list[str] = []
+    assert runner.run_all([(small(), 3)], record, say=said.append) == 1
+    (run,) = record
+    assert run["seed"] == 3
+    assert run["iterations"] == 6
+    assert 0 <= run["accuracy"] <= 1
+    assert len(run["levels"]) == 20
+    assert all(level["proven_epsilon"] <= level["epsilon"] for level in run["levels"])
+    assert {"torch", "pdpsgd", "python"} <= set(run["versions"])
+    assert "seed 3" in said[0]
+
+
+def test_a_run_that_is_on_record_is_not_done_again(tmp_path: Path) -> None:
+    record = Record(tmp_path / "runs.jsonl")
+    record.add(made_up(small(), 0, 0.5))
+    assert runner.run_all([(small(), 0)], record) == 0
+    assert len(list(record)) == 1
+
+
+def test_as_published_records_state_the_larger_bound_and_tell_nobody_who_was_drawn() -> None:
+    setting = small("pdp-sgd-adaptive", bookkeeping="as-published", accountant="rdp")
+    made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
+    levels = runner.summary_of_levels(made)
+    assert len(made.levels) > len(levels) == 20
+    assert all(level["proven_epsilon"] is None for level in levels)
+    assert all(level["claimed_epsilon"] <= level["epsilon"] for level in levels)
+    assert any(level["provable_epsilon"] > level["epsilon"] for level in levels)
+
+
+def test_the_search_chooses_only_when_every_candidate_was_tried(tmp_path: Path) -> None:
+    record = Record(tmp_path / "search.jsonl")
+    candidates = trials("mnist", "dp-sgd")
+    record.add(made_up(candidates[0], 0, 0.9))
+    assert chosen_recipe(record, candidates) is None
+    for setting in candidates[1:]:
+        record.add(made_up(setting, 0, 0.8))
+    assert chosen_recipe(record, candidates) == candidates[0].recipe
+
+
+def test_a_cell_without_runs_is_empty_and_one_run_has_no_deviation(tmp_path: Path) -> None:
+    record = Record(tmp_path / "runs.jsonl")
+    assert cell(small(), record).text() == ""
+    record.add(made_up(small(), 0, 0.5))
+    assert cell(small(), record).text() == "50.00 (1)"
+
+
+def test_pages_show_ours_and_the_papers_figures_side_by_side(tmp_path: Path) -> None:
+    search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
+    for setting in trials("mnist", "pdp-sgd-adaptive"):
+        search.add(made_up(setting, 0, 0.9))
+    (setting,) = [s for s in table_1_settings("mnist", search) if s.population.k == 0]
+    for seed, accuracy in enumerate((0.95, 0.96)):
+        record.add(made_up(setting, seed, accuracy))
+    text = PAGES["table-1"](search, record).markdown
+    assert "| 95.50 ± 0.71 (2) | 95.05 ± 0.44 |" in text
+    assert "svhn" not in text
+
+
+def test_without_records_every_page_can_be_written_and_claims_nothing(tmp_path: Path) -> None:
+    search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
+    for make in PAGES.values():
+        page = make(search, record)
+        assert all(found.seeds == 0 for found in page.cells)
+        assert len(page.write(tmp_path)) == 2
+
+
+def test_the_distributions_come_out_as_png_and_svg(tmp_path: Path) -> None:
+    written = write_pages("distributions", Record(tmp_path / "a"), Record(tmp_path / "b"), tmp_path)
+    assert {path.suffix for path in written if path.parent.name == "figures"} == {".png", ".svg"}
+    assert all(path.stat().st_size > 1000 for path in written if path.parent.name == "figures")
+
+
+def test_the_papers_table_is_complete() -> None:
+    assert len(TABLE_1) == 3 * len(SKEWS) * len(TABLE_1_SYSTEMS)
+    assert [best_of_paper(name).mean for name in ("mnist", "fashion-mnist", "svhn")] == [95.19, 79.81, 77.50]
+
+
+def test_the_papers_set_up_is_the_papers() -> None:
+    settings = as_published_settings("mnist", Record("nowhere.jsonl"))
+    assert {s.system for s in settings} == set(TABLE_1_SYSTEMS)
+    assert all(s.recipe == PAPERS_RECIPE and s.accountant == "rdp" for s in settings)
+    assert len(settings) == 13  # DP-SGD does not depend on k
+
+
+def test_unknown_names_are_refused_with_what_would_be_accepted(tmp_path: Path) -> None:
+    with pytest.raises(PdpsgdError, match=r"table-1.*table-3"):
+        reproduce("table-3", output=tmp_path)
+    with pytest.raises(PdpsgdError, match="cifar"):
+        reproduce("table-1", output=tmp_path, datasets=["cifar"], quick=True)
+    with pytest.raises(PdpsgdError, match="Got 3/2"):
+        reproduce("table-1", output=tmp_path, datasets=["digits"], quick=True, part=(3, 2))
+
+
+def test_every_study_names_its_searches_and_settings(tmp_path: Path) -> None:
+    for study in STUDIES.values():
+        assert study.datasets
+        assert all(s.split == "validation" for trial in study.searches("mnist") for s in trial)
