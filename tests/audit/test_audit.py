@@ -133,7 +133,7 @@ def run_command(*arguments: str):
 def test_the_command_takes_a_plan_and_writes_json_and_chart(made, tmp_path):
     (tmp_path / "plan.json").write_text(made.to_json())
     outcome = run_command(
-        *(str(tmp_path / "plan.json"), "--canaries", "50", "--seed", "1", "--quiet"),
+        *(str(tmp_path / "plan.json"), "--canaries", "50", "--seed", "1"),
         *("--json", str(tmp_path / "audit.json"), "--chart", str(tmp_path / "audit.html")),
     )
     assert outcome.exit_code == 0, outcome.output
@@ -148,6 +148,15 @@ def test_the_command_prints_json_alone_where_asked(made, tmp_path):
         str(tmp_path / "plan.json"), "--canaries", "20", "--quiet", "--json", "-", "--seed", "1"
     )
     assert json.loads(outcome.stdout)["settings"]["canaries"] == 20
+
+
+def test_the_command_ends_with_exit_code_1_when_an_alarm_goes_off(found, made, tmp_path, monkeypatch):
+    attack = "Dirac, white box"
+    high = tuple(replace(bound, measured=9.0) for bound in found.one_run[attack])
+    broken = replace(found, one_run={attack: high})
+    monkeypatch.setattr("pdpsgd.audit.auditing.audit", lambda *_, **__: broken)
+    (tmp_path / "plan.json").write_text(made.to_json())
+    assert run_command(str(tmp_path / "plan.json")).exit_code == 1
 
 
 def test_the_command_takes_a_run_folder(made, tmp_path):

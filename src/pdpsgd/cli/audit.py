@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,62 +9,104 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdpsgd.errors import fail
+from pdpsgd.cli import shared
+from pdpsgd.cli.shared import OUTPUT, option
+from pdpsgd.errors import check_one_of, fail
 
 if TYPE_CHECKING:
     from pdpsgd.audit.result import AuditResult
 
+TRAINING = "The training"
+ATTACKS = "The attacks"
+
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a plan as JSON.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, or a plan (.json).", show_default=False)
+    ],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Audit the training on this benchmark too: digits, mnist, fashion-mnist or svhn. "
-            "Left out, the mechanism is audited alone (or what the run folder names).",
+        option(
+            "--data",
+            help="Audit the training on this benchmark too: digits, mnist, fashion-mnist or svhn. Left out: "
+            "the run's, if it is one of them; else the mechanism is audited alone.",
+            panel=TRAINING,
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="The network: a built-in name or module:function.", show_default=False),
+        option(
+            "--model",
+            help="The network: a built-in name, or module:function.",
+            panel=TRAINING,
+            show_default="the run's, else one that fits the data",
+        ),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of the audited training.", show_default="the run's, else 1.0")
+        float | None,
+        option(
+            "--learning-rate",
+            help="Of the audited training.",
+            panel=TRAINING,
+            show_default="the run's, else 1.0",
+        ),
     ] = None,
-    canaries: Annotated[int, typer.Option(min=10, help="Dirac canaries a tier, in one run.")] = 1000,
+    data_folder: Annotated[
+        Path | None,
+        option("--data-folder", help="Where benchmarks are.", panel=TRAINING, show_default=False),
+    ] = None,
+    canaries: Annotated[
+        int, option("--canaries", min=10, help="Dirac canaries a tier, in one run.", panel=ATTACKS)
+    ] = 1000,
     example_canaries: Annotated[
-        int, typer.Option(min=0, help="Mislabelled examples a tier, in one run on the data.")
+        int,
+        option(
+            "--example-canaries",
+            min=0,
+            help="Mislabelled examples a tier, in one run on the data.",
+            panel=ATTACKS,
+        ),
     ] = 100,
     runs: Annotated[
-        int, typer.Option(min=0, help="Train so often again with one canary a tier (small plans only).")
+        int,
+        option("--runs", min=0, help="Train so often again with one canary a tier.", panel=ATTACKS),
     ] = 0,
     shadow_models: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "--shadow-models",
             min=0,
             help="Models for membership inference; 0 leaves it out.",
+            panel=ATTACKS,
             show_default="16 where that takes minutes, else 0",
         ),
     ] = None,
-    tiers: Annotated[int, typer.Option(min=1, help="Look at this many groups of levels at most.")] = 5,
-    confidence: Annotated[float, typer.Option(help="Of all measured bounds together.")] = 0.95,
-    false_alarm_rate: Annotated[float, typer.Option(help="Of each conformance test.")] = 1e-3,
+    tiers: Annotated[
+        int, option("--tiers", min=1, help="Look at this many groups of levels at most.", panel=ATTACKS)
+    ] = 5,
+    confidence: Annotated[
+        float, option("--confidence", help="Of all measured bounds together.", panel=ATTACKS)
+    ] = 0.95,
+    false_alarm_rate: Annotated[
+        float, option("--false-alarm-rate", help="Of each conformance test.", panel=ATTACKS)
+    ] = 1e-3,
     seed: Annotated[
-        int | None, typer.Option(help="Repeat an audit exactly.", show_default="a fresh one")
-    ] = None,
-    data_folder: Annotated[
-        Path | None, typer.Option(help="Where benchmarks are.", show_default=False)
-    ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write the result as JSON here ('-': print it).", show_default=False),
+        int | None,
+        option("--seed", help="Repeat an audit exactly.", panel=ATTACKS, show_default="a fresh one"),
     ] = None,
     chart: Annotated[
         Path | None,
-        typer.Option(help="Write proven against measured here (.html, .svg or .png).", show_default=False),
+        option(
+            "--chart",
+            help="Draw proven against measured to this .svg, .png or .html file.",
+            panel=OUTPUT,
+            show_default=False,
+        ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    json_file: shared.JsonFile = None,
+    quiet: shared.Quiet = False,
+    config: shared.Config = None,
 ) -> None:
     """Measure the privacy that people really get, tier by tier, beside what is proven.
 
@@ -82,10 +123,13 @@ def audit(
     from pdpsgd.audit.auditing import audit as run_audit
     from pdpsgd.audit.subjects import named_in, plan_and_settings, subject_of
 
+    screen = shared.Screen(quiet=quiet, json_file=json_file)
     if not 0 < confidence < 1:
         fail(f"Expected 0 < confidence < 1. Got confidence={confidence!r}.")
+    if chart is not None:
+        check_one_of((".svg", ".png", ".html"), chart=chart.suffix)
     plan, settings = plan_and_settings(run)
-    data = data or _benchmark(named_in(settings, "data", "dataset"))
+    data = data or _benchmark(named_in(settings, "data"))
     subject = None
     if data is not None:
         subject = subject_of(
@@ -96,7 +140,7 @@ def audit(
             folder=data_folder,
             run_folder=run if run.is_dir() else None,
         )
-    with _shown(quiet) as progress:
+    with _shown(screen) as progress:
         result = run_audit(
             plan,
             subject,
@@ -110,33 +154,26 @@ def audit(
             seed=seed,
             progress=progress,
         )
-    _write(result, json_file, chart)
+    screen.table(result.table())
+    screen.say(result.summary())
+    if subject is None:
+        screen.say("Audited: the mechanism alone. With --data, the network and its training too.")
+    if chart is not None:
+        _draw(result, chart)
+        screen.say(f"Chart: {chart}")
+    screen.write_json(shared.dump(result.to_dict()))
     if not result.passed:
         raise typer.Exit(1)
 
 
-def _write(result: AuditResult, json_file: Path | None, chart: Path | None) -> None:
-    from pdpsgd.run_folder import plain
+def _draw(result: AuditResult, chart: Path) -> None:
+    from pdpsgd.audit.chart import proven_against_measured
 
-    text = json.dumps(plain(result.to_dict()), indent=1)
-    if json_file == Path("-"):
-        typer.echo(text)
+    drawn = proven_against_measured(result)
+    if chart.suffix == ".html":  # with everything in it, so that it opens offline
+        drawn.save(str(chart), inline=True)
     else:
-        from rich.console import Console
-
-        Console().print(result.table())
-        typer.echo(result.summary())
-        if json_file is not None:
-            json_file.write_text(text + "\n")
-    if chart is not None:
-        from pdpsgd.audit.chart import proven_against_measured
-
-        if chart.suffix not in (".html", ".svg", ".png"):
-            fail(f"Expected a chart file that ends in .html, .svg or .png. Got {str(chart)!r}.")
-        if chart.suffix == ".html":  # with everything in it, so that it opens offline
-            proven_against_measured(result).save(str(chart), inline=True)
-        else:
-            proven_against_measured(result).save(str(chart))
+        drawn.save(str(chart))
 
 
 def _benchmark(name: object) -> str | None:
@@ -147,9 +184,9 @@ def _benchmark(name: object) -> str | None:
 
 
 @contextmanager
-def _shown(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+def _shown(screen: shared.Screen) -> Iterator[Callable[[str, int, int], None] | None]:
     """A progress bar for each stage, on the error stream."""
-    if quiet:
+    if screen.quiet:
         yield None
         return
     from rich.console import Console
