@@ -110,17 +110,44 @@ def bounds(plan: Plan, coins: np.ndarray, scores: np.ndarray, significance: floa
     return {"measured": bound.measured, "assumed": assumed}
 
 
+def false_alarms(runs: int, rate: float, seed: int) -> dict[str, object]:
+    """How often either alarm goes off on correct training: short runs of two tiers through the real
+    engine."""
+    levels = tuple(Level(float("inf"), DELTA, 10) for _ in range(2))
+    one = Round(8, 1.0, 5.0, (1.0, 1.0), (0.1, 0.4), (1.0, 1.0))
+    plan = Plan("by-hand", levels, (one,))
+    spent = [accountant("pld").epsilon(plan.history_of(index), DELTA) for index in range(2)]
+    levels = tuple(Level(epsilon, DELTA, 10, proven_epsilon=epsilon) for epsilon in spent)
+    plan = Plan("by-hand", levels, (one,))
+    conformance = lower_bound = 0
+    for run in range(runs):
+        listed = put_on_list(plan, 50, np.random.default_rng([seed, run]))
+        scores = LikelihoodScores(listed)
+        test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=rate)
+        for seen in dirac_steps(listed, seed=1_000_000 * seed + run):
+            scores.observe(seen)
+            test.observe(seen)
+        conformance += not test.result().passed
+        bounds = one_run_bounds(listed, scores.scores(), significance=rate)
+        lower_bound += any(bound.alarm for bound in bounds)
+    return {"runs": runs, "rate": rate, "conformance_alarms": conformance, "lower_bound_alarms": lower_bound}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--canaries", type=int, nargs="+", default=[1000, 5000])
     parser.add_argument("--repeats", type=int, default=10, help="of the one-run audit")
     parser.add_argument("--runs", type=int, default=1500)
     parser.add_argument("--simulated-runs", type=int, default=1_000_000)
+    parser.add_argument("--false-alarms", type=int, default=0, help="only count alarms in so many runs")
     parser.add_argument("--significance", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.false_alarms:
+        print(json.dumps(false_alarms(options.false_alarms, options.significance, options.seed)))
+        return
     rows = []
     for name, (rate, steps) in SETTINGS.items():
         for epsilon in EPSILONS:

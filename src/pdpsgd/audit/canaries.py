@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pdpsgd.errors import fail
 from pdpsgd.levels import Roster
-from pdpsgd.plans import Plan
+from pdpsgd.plans import Level, Plan
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -76,7 +76,7 @@ class Canaries:
 
 
 def tiers_of(plan: Plan, *, at_most: int = 5) -> tuple[Tier, ...]:
-    """The plan's levels as tiers: each level its own if they are few, else neighbours by epsilon together.
+    """The plan's levels as tiers: each epsilon its own if they are few, else neighbours together.
 
     Levels that are never drawn, or ask for no protection, have nothing to audit and are in no tier.
     """
@@ -87,9 +87,12 @@ def tiers_of(plan: Plan, *, at_most: int = 5) -> tuple[Tier, ...]:
     ]
     if not usable:
         fail("Expected a plan that draws somebody at a finite epsilon. Got none such level.")
-    usable.sort(key=lambda index: plan.levels[index].epsilon)
-    parts = np.array_split(np.array(usable), min(at_most, len(usable)))
-    return tuple(_tier(plan, tuple(int(i) for i in part)) for part in parts)
+    epsilons = sorted({plan.levels[index].epsilon for index in usable})
+    parts = np.array_split(np.array(epsilons), min(at_most, len(epsilons)))
+    return tuple(
+        _tier(plan, tuple(index for index in usable if part[0] <= plan.levels[index].epsilon <= part[-1]))
+        for part in parts
+    )
 
 
 def put_on_list(
@@ -151,13 +154,22 @@ def _never_drawn(plan: Plan, level: int) -> bool:
 
 
 def _tier(plan: Plan, members: tuple[int, ...]) -> Tier:
-    levels = [plan.levels[index] for index in members]
-    proven = [level.proven_epsilon for level in levels if level.proven_epsilon is not None]
+    levels = sorted((plan.levels[index] for index in members), key=lambda level: level.epsilon)
+    shown = [_shown(level) for level in levels]
+    proven = [epsilon for epsilon, _ in shown if epsilon is not None]
     low, high = levels[0].epsilon, levels[-1].epsilon
     return Tier(
         name=f"{high:g}" if low == high else f"{low:g} to {high:g}",
         levels=members,
         promised=high,
         proven=max(proven) if len(proven) == len(levels) else None,
-        delta=max(level.delta for level in levels),
+        delta=max(delta for _, delta in shown),
     )
+
+
+def _shown(level: Level) -> tuple[float | None, float]:
+    """What is proven for a level, and at which delta: with as-published bookkeeping both are larger than
+    claimed."""
+    if level.proven_epsilon is None and level.provable_epsilon is not None:
+        return level.provable_epsilon, level.provable_delta or level.delta
+    return level.proven_epsilon, level.delta
