@@ -21,6 +21,7 @@ from pdpsgd.distributed import Ranks, digest_of_module
 from pdpsgd.errors import check_one_of, check_positive, fail
 from pdpsgd.execution import Chunk, Execution
 from pdpsgd.gradients import ClippedGradients
+from pdpsgd.loss_watch import LossWatch
 from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
 from pdpsgd.randomness import GUESSABLE, RandomSource
@@ -93,11 +94,12 @@ class PrivacyEngine:
         `max_grad_norm` may be left out: the plan's rules. With another one the run clips, and adds noise, at
         that norm instead; privacy is the same, because it depends on the ratio of noise to norm only.
 
-        `criterion(outputs, targets)`, if given, is probed at the first batch: a loss in which examples mix is
-        refused. `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and
-        `step()` only adds up until the last. `seed` makes the run reproducible, guessable and so not for
-        release. `on_fresh_model(round)` is called where the plan starts a new model, and must reset the
-        module's parameters.
+        At the first batch, a model or loss in which examples mix is refused; `criterion(outputs, targets)`,
+        if given, is probed for that, otherwise the loop is watched (see `loss_watch`).
+        `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and `step()`
+        only adds up until the last. `seed` makes the run reproducible, guessable and so not for release.
+        `on_fresh_model(round)` is called where the plan starts a new model, and must reset the module's
+        parameters.
         """
         if self._execution is not None:
             fail(
@@ -150,6 +152,7 @@ class PrivacyEngine:
         self.records = records
         self.journal: Journal | None = None
         self._data_fingerprint: str | None = None
+        self._last_watch: LossWatch | None = None
         self._on_fresh_model = on_fresh_model
         self._loss_reduction = loss_reduction
         self._options = {
@@ -174,7 +177,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
         )
         self.loader = PrivateLoader(self._execution, records, steps_per_epoch=steps_per_epoch)
-        self.loader.inspect = None if criterion is None else self._probe
+        self.loader.inspect = self._watch if criterion is None else self._probe
         self._execution.finish_empty_step = self.optimizer.step
         self._execution.when_handed_out = [self._begin_step, self.optimizer.begin]
         return module, self.optimizer, self.loader
@@ -301,6 +304,8 @@ class PrivacyEngine:
 
     def close(self) -> None:
         """End the run: give the module back as it was and forget the key."""
+        if self.optimizer.watch is not None:
+            self.optimizer.watch.stop(warn=False)
         self.gradients.remove()
         if self.journal is not None:
             self.journal.close(remove=True)
@@ -328,6 +333,17 @@ class PrivacyEngine:
         inputs, targets = (to_device(part, _device(self.module)) for part in batch)
         if self.check(self.criterion, inputs, targets):
             self.loader.inspect = None
+
+    def _watch(self, batch: Any) -> None:
+        """Look at what the loop does with the batch; not again once a batch was enough to tell."""
+        chunk = self._running.in_hand
+        if self._last_watch is not None and self._last_watch.concluded:
+            self.loader.inspect = None
+        elif chunk is not None and chunk.size > 1:
+            self._last_watch = self.optimizer.watch = LossWatch(
+                self.module, batch, chunk.size, owner=self, forget=self.gradients.forget
+            )
+            self._last_watch.start()
 
     def _begin_step(self, chunk: Chunk) -> None:
         if not chunk.first:

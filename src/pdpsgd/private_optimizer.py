@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pdpsgd.distributed import Ranks
     from pdpsgd.execution import Chunk, Execution
     from pdpsgd.gradients import ClippedGradients
+    from pdpsgd.loss_watch import LossWatch
     from pdpsgd.randomness import RandomSource
     from pdpsgd.resuming import Journal
 
@@ -52,6 +53,7 @@ class PrivateOptimizer(Optimizer):
         self._gradients = gradients
         self.source = source
         self.journal: Journal | None = None
+        self.watch: LossWatch | None = None
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._check_parameters()
@@ -91,6 +93,9 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.watch is not None:
+            self.watch.stop(warn=self._gradients.recorded_batch_size == chunk.size)
+            self.watch = None
         self._add(chunk)
         chunk.added = True
         if chunk.last:
@@ -125,6 +130,9 @@ class PrivateOptimizer(Optimizer):
     def begin(self, chunk: Chunk) -> None:
         """A batch is handed out: forget what an abandoned one left behind."""
         self._gradients.forget()
+        if self.watch is not None:
+            self.watch.stop(warn=False)
+            self.watch = None
         if chunk.first:
             self._gradients.zero_sums()
             for parameter in self._gradients.sums:
