@@ -60,6 +60,7 @@ def watched_run(
         record_of_person=record_of_person,
         source=source,
         seed=None if source is not None else seed,
+        criterion=criterion,
         on_fresh_model=lambda _: module.load_state_dict(initial),
     )
     if tamper is not None:
