@@ -185,7 +185,7 @@ def promise_chart(plan: Plan, palette: Palette) -> Chart:
     if len(rows) <= MOST_BARS:
         y = alt.Y("level:N", sort=[row["level"] for row in rows], title=None)
         bar = alt.Chart(data).mark_bar(color=palette.accent, cornerRadiusEnd=3, size=18)
-        tick = alt.Chart(data).mark_tick(color=palette.promised, thickness=3, size=28)
+        tick = alt.Chart(data).mark_tick(color=palette.promised, thickness=3, size=28, opacity=1)
         x = alt.X("proven:Q", title="epsilon: bar = proven, mark = promised")
         return (
             bar.encode(x=x, y=y, tooltip=tooltip) + tick.encode(x="promised:Q", y=y, tooltip=tooltip)
@@ -295,13 +295,7 @@ def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
     alt = _altair()
 
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour: Any = (
-        alt.value(palette.accent)
-        if len(names) == 1
-        else alt.Color(
-            "series:N", sort=names, title=None, scale=alt.Scale(domain=names, range=_series(names, palette))
-        )
-    )
+    colour = _series_colour(names, palette)
     return (
         alt.Chart(_data(rows))
         .mark_line(strokeWidth=2, point={"size": 28, "filled": True})
@@ -323,13 +317,7 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
     names = list(dict.fromkeys(row["series"] for row in rows))
     groups = list(dict.fromkeys(row["group"] for row in rows))
     several = len(names) > 1
-    colour: Any = (
-        alt.Color(
-            "series:N", title=None, sort=names, scale=alt.Scale(domain=names, range=_series(names, palette))
-        )
-        if several
-        else alt.value(palette.accent)
-    )
+    colour = _series_colour(names, palette)
     more = {"yOffset": alt.YOffset("series:N", sort=names)} if several else {}
     base = alt.Chart(_data(rows)).encode(y=alt.Y("group:N", sort=groups, title=None), color=colour, **more)
     tooltip = [
@@ -367,7 +355,9 @@ def seeds_chart(rows: Rows, palette: Palette) -> Chart:
         alt.Tooltip("value:Q", format=".1%"),
         alt.Tooltip("mean:Q", format=".1%"),
     ]
-    means = base.mark_tick(thickness=3, size=26, color=palette.promised).encode(x=x, tooltip=tooltip)
+    means = base.mark_tick(thickness=3, size=26, color=palette.promised, opacity=1).encode(
+        x=x, tooltip=tooltip
+    )
     dots = base.mark_circle(size=60, opacity=0.8, color=palette.accent).encode(x="value:Q", tooltip=tooltip)
     return (means + dots).properties(height=max(90, 40 * len(names)))
 
@@ -410,9 +400,8 @@ def styled(chart: Chart, palette: Palette, *, background: str | None = None) -> 
             titleFontWeight="normal",
             labelLimit=260,
         )
-        .configure_legend(
-            **text, orient="bottom", labelFontSize=12, symbolType="circle", columns=3, labelLimit=260
-        )
+        .configure_axisQuantitative(tickCount=6)
+        .configure_legend(**text, orient="bottom", labelFontSize=12, symbolType="circle", labelLimit=260)
         .configure_title(color=palette.ink, anchor="start", fontSize=14, font=font)
     )
 
@@ -428,14 +417,20 @@ def interval(right: float, people: int) -> tuple[float, float]:
 
 
 def _levels_colour(names: list[str], palette: Palette, *, title: str | None = None) -> Any:
+    return _colour("level" if title is None else title, names, palette.of_levels(len(names)), title=title)
+
+
+def _series_colour(names: list[str], palette: Palette) -> Any:
+    colours = [palette.series[i % len(palette.series)] for i in range(len(names))]
+    return _colour("series", names, colours) if len(names) > 1 else _altair().value(palette.accent)
+
+
+def _colour(field: str, names: list[str], colours: list[str], *, title: str | None = None) -> Any:
+    """Colours in the order of the names, with a legend that fits a phone."""
     alt = _altair()
-
-    scale = alt.Scale(domain=names, range=palette.of_levels(len(names)))
-    return alt.Color("level:N" if title is None else f"{title}:N", sort=names, title=title, scale=scale)
-
-
-def _series(names: list[str], palette: Palette) -> list[str]:
-    return [palette.series[i % len(palette.series)] for i in range(len(names))]
+    columns = max(1, 42 // (max(map(len, names), default=1) + 4))
+    scale = alt.Scale(domain=names, range=colours)
+    return alt.Color(f"{field}:N", sort=names, title=title, scale=scale, legend=alt.Legend(columns=columns))
 
 
 def _altair() -> Any:

@@ -13,8 +13,10 @@ from pdpsgd.cli.shared import OUTPUT, PLAN, option
 from pdpsgd.cli.training_options import TRAINING
 from pdpsgd.errors import fail
 
-NOT_FOR_RELEASE = "A comparison is for study: its seeds can be guessed, and each run on the same people "
-"adds to what they have spent."
+NOT_FOR_RELEASE = (
+    "A comparison is for study: its seeds can be guessed, and each run on the same people adds to what they "
+    "have spent."
+)
 
 
 def compare(

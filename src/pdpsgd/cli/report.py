@@ -1,0 +1,44 @@
+"""`pdpsgd report`: the page of a run, from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdpsgd.cli import shared
+from pdpsgd.cli.shared import OUTPUT, option
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(help="The folder of a finished run.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        option(
+            "--output", "-o", help="Where the page goes.", panel=OUTPUT, show_default="RUN_FOLDER/report.html"
+        ),
+    ] = None,
+    json_file: shared.JsonFile = None,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Write one HTML page about a run: what was promised, what is proven, how good the model is, for whom.
+
+    The page opens offline and loads nothing. Only public things go in: the plan, the settings, and figures on
+    test people.
+
+    \b
+    Examples:
+      pdpsgd report runs/people-pdp-sgd-exact
+      pdpsgd report runs/people-pdp-sgd-exact --output for-the-privacy-officer.html
+    """
+    from pdpsgd.report import write_run_report
+    from pdpsgd.report.run import read_run
+
+    screen = shared.Screen(quiet=quiet, json_file=json_file)
+    screen.say(f"Report: {write_run_report(run_folder, output)}")
+    if json_file is not None:
+        run = read_run(run_folder)
+        screen.write_json(
+            shared.dump({"plan": run.plan.digest, "settings": run.settings, "result": run.result})
+        )
