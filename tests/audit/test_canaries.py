@@ -67,6 +67,17 @@ def test_a_tier_of_several_levels_is_judged_by_its_largest_epsilon_and_delta():
     assert (low.name, high.name) == ("1 to 2", "4")
 
 
+def test_tiers_are_named_in_as_few_digits_as_tell_them_apart():
+    levels = tuple(Level(epsilon, 1e-5, 5) for epsilon in (1.0, 1.0001, 2 / 3))
+    names = [tier.name for tier in tiers_of(plan_with(*levels, rates=(0.1, 0.1, 0.1)))]
+    assert names == ["0.66667", "1", "1.0001"]
+
+
+def test_levels_of_one_epsilon_are_one_tier():
+    levels = (Level(1.0, 1e-5, 5), Level(1.0, 1e-6, 5), Level(2.0, 1e-6, 5))
+    assert [tier.levels for tier in tiers_of(plan_with(*levels, rates=(0.1, 0.2, 0.3)))] == [(0, 1), (2,)]
+
+
 def test_people_who_are_never_drawn_or_ask_for_nothing_are_in_no_tier():
     plan = plan_with(
         Level(0.0, 1e-5, 5), Level(1.0, 1e-5, 5), Level(math.inf, 1e-5, 5), rates=(0.0, 0.5, 0.5)

@@ -90,8 +90,12 @@ def tiers_of(plan: Plan, *, at_most: int = 5) -> tuple[Tier, ...]:
     epsilons = sorted({plan.levels[index].epsilon for index in usable})
     parts = np.array_split(np.array(epsilons), min(at_most, len(epsilons)))
     return tuple(
-        _tier(plan, tuple(index for index in usable if part[0] <= plan.levels[index].epsilon <= part[-1]))
-        for part in parts
+        _tier(
+            plan,
+            name,
+            tuple(index for index in usable if part[0] <= plan.levels[index].epsilon <= part[-1]),
+        )
+        for name, part in zip(_names(parts), parts, strict=True)
     )
 
 
@@ -153,18 +157,27 @@ def _never_drawn(plan: Plan, level: int) -> bool:
     return all(r.exposure(level).costs_nothing for r in plan.rounds)
 
 
-def _tier(plan: Plan, members: tuple[int, ...]) -> Tier:
+def _tier(plan: Plan, name: str, members: tuple[int, ...]) -> Tier:
     levels = sorted((plan.levels[index] for index in members), key=lambda level: level.epsilon)
     shown = [_shown(level) for level in levels]
     proven = [epsilon for epsilon, _ in shown if epsilon is not None]
-    low, high = levels[0].epsilon, levels[-1].epsilon
     return Tier(
-        name=f"{high:g}" if low == high else f"{low:g} to {high:g}",
+        name=name,
         levels=members,
-        promised=high,
+        promised=levels[-1].epsilon,
         proven=max(proven) if len(proven) == len(levels) else None,
         delta=max(delta for _, delta in shown),
     )
+
+
+def _names(parts: list[npt.NDArray[np.float64]]) -> list[str]:
+    """Epsilon or its range for each tier, in as few digits as tell them apart."""
+    for digits in range(3, 18):
+        ends = [(f"{part[0]:.{digits}g}", f"{part[-1]:.{digits}g}") for part in parts]
+        names = [low if low == high else f"{low} to {high}" for low, high in ends]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def _shown(level: Level) -> tuple[float | None, float]:

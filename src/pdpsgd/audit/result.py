@@ -180,7 +180,7 @@ class AuditResult:
         for row in self.rows:
             cells = [
                 row.tier.name,
-                f"{row.tier.promised:g}",
+                f"{row.tier.promised:.4g}",
                 "nothing" if row.tier.proven is None else f"{row.tier.proven:.4g}",
                 f"{row.measured:.3g}",
                 f"{self.confidence:.0%}",
