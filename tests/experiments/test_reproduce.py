@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from pdpsgd.cli.reproduce import reproduce as reproduce_command
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.experiments import runner
 from pdpsgd.experiments.cells import cell
@@ -22,8 +25,20 @@ from pdpsgd.experiments.tables import PAGES
 SMALL = Recipe(steps=6, batch_size=64, learning_rate=1.0)
 
 
-def small(system: str = "pdp-sgd-exact", **changes: object) -> Setting:
-    return Setting("digits", system, SMALL, threshold=0.75 if system == "leave-out" else None, **changes)  # type: ignore[arg-type]
+FOUR_GROUPS = Population(groups=4)
+
+
+def small(
+    system: str = "pdp-sgd-exact",
+    population: Population = FOUR_GROUPS,
+    bookkeeping: str = "sound",
+    accountant: str = "pld",
+    split: str = "test",
+) -> Setting:
+    threshold = 0.75 if system == "leave-out" else None
+    return Setting(
+        "digits", system, SMALL, population, bookkeeping, accountant, threshold=threshold, split=split
+    )
 
 
 def made_up(setting: Setting, seed: int, accuracy: float) -> dict[str, object]:
@@ -72,7 +87,9 @@ def test_every_system_keeps_every_promise(system: str) -> None:
 def test_leaving_out_never_draws_those_below_the_threshold() -> None:
     setting = small("leave-out")
     made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
-    rates = {level.epsilon: rate for level, rate in zip(made.levels, made.rounds[0].sample_rates, strict=True)}
+    rates = {
+        level.epsilon: rate for level, rate in zip(made.levels, made.rounds[0].sample_rates, strict=True)
+    }
     assert all((rate > 0) == (epsilon >= 0.75) for epsilon, rate in rates.items())
 
 
@@ -92,7 +109,7 @@ def test_a_run_records_what_was_promised_and_what_is_proven(tmp_path: Path) -> N
     assert run["seed"] == 3
     assert run["iterations"] == 6
     assert 0 <= run["accuracy"] <= 1
-    assert len(run["levels"]) == 20
+    assert len(run["levels"]) == 4
     assert all(level["proven_epsilon"] <= level["epsilon"] for level in run["levels"])
     assert {"torch", "pdpsgd", "python"} <= set(run["versions"])
     assert "seed 3" in said[0]
@@ -109,7 +126,7 @@ def test_as_published_records_state_the_larger_bound_and_tell_nobody_who_was_dra
     setting = small("pdp-sgd-adaptive", bookkeeping="as-published", accountant="rdp")
     made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
     levels = runner.summary_of_levels(made)
-    assert len(made.levels) > len(levels) == 20
+    assert len(made.levels) > len(levels) == 4
     assert all(level["proven_epsilon"] is None for level in levels)
     assert all(level["claimed_epsilon"] <= level["epsilon"] for level in levels)
     assert any(level["provable_epsilon"] > level["epsilon"] for level in levels)
@@ -183,3 +200,17 @@ def test_every_study_names_its_searches_and_settings(tmp_path: Path) -> None:
     for study in STUDIES.values():
         assert study.datasets
         assert all(s.split == "validation" for trial in study.searches("mnist") for s in trial)
+
+
+def test_the_command_writes_a_figure_and_says_where(tmp_path: Path) -> None:
+    command = typer.Typer()
+    command.command()(reproduce_command)
+    answer = CliRunner().invoke(command, ["distributions", "--output", str(tmp_path), "--json"])
+    assert answer.exit_code == 0, answer.output
+    files = json.loads(answer.stdout)["files"]
+    assert str(tmp_path / "figures" / "epsilon-distributions.svg") in files
+
+
+def test_the_command_refuses_a_part_that_is_none() -> None:
+    with pytest.raises(PdpsgdError, match="half"):
+        reproduce_command("pages", part="half")

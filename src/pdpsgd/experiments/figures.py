@@ -18,7 +18,7 @@ from pdpsgd.experiments.systems import plan_of
 from pdpsgd.plans import Plan
 from pdpsgd.theorems import participation_for
 
-OURS, THE_PAPERS, MUTED = "#1f6f8b", "#c8553d", "#8a8a8a"
+OURS, THE_PAPERS = "#1f6f8b", "#c8553d"
 PEOPLE = 60_000
 SHOWN_ROUNDS = 5
 
@@ -82,12 +82,12 @@ def rounds_as_published(mechanism: str, *, seed: int = 0) -> Any:
 
 def rounds_sound(mechanism: str) -> Any:
     """The same where everybody pays: what is left before each round, and the rates of its steps."""
-    setting = Setting("mnist", mechanism, Recipe(steps=500, batch_size=1024), Population())
+    setting = Setting("mnist", mechanism, Recipe(steps=300, batch_size=1024), Population())
     made = plan_of(setting, setting.population.budgets(PEOPLE, shuffle=0), seed=0)
     return _round_chart(
         _sound_rows(made),
         title=f"{mechanism}, sound: left before each round, and rate at each of its steps",
-        subtitle="Everybody pays, drawn or not. 500 steps, expected batch 1,024, PLD accounting.",
+        subtitle="Everybody pays, drawn or not. 300 steps, expected batch 1,024, PLD accounting.",
         chance="rate at each step",
     )
 
@@ -124,25 +124,43 @@ def _counted(index: int, tau: float, left: Any, chance: Any, people: Any) -> lis
     for e, p, n in zip(left, chance, people, strict=True):
         kind = (round(float(e), 3), round(float(p), 4))
         kinds[kind] = kinds.get(kind, 0) + int(n)
-    name = f"round {index + 1}, threshold {tau:.3f}"
-    return [{"round": name, "left": e, "chance": p, "people": n} for (e, p), n in kinds.items()]
+    empty = sum(n for (_, p), n in kinds.items() if p == 0)
+    title = f"round {index + 1}: threshold {tau:.3f}" + (f", {empty:,} have nothing left" if empty else "")
+    return [{"round": title, "left": e, "chance": p, "people": n} for (e, p), n in kinds.items()]
 
 
 def _round_chart(rows: list[dict[str, Any]], *, title: str, subtitle: str, chance: str) -> Any:
-    frame = pl.DataFrame(rows)
-    names = list(dict.fromkeys(row["round"] for row in rows))
+    """One strip a round: people by what they have left, and by their chance, without those at 0."""
+    frame = pl.DataFrame(rows).filter(pl.col("chance") > 0)
+    highest = 1.0 if chance.startswith("chance") else float(np.max(frame["chance"].to_numpy()))
+    bins = {"left": 0.025, "chance": highest / 40}
     strips = []
-    for name in names:
-        base = alt.Chart(frame.filter(pl.col("round") == name)).properties(width=250, height=80)
-        y = alt.Y("sum(people):Q", title="people")
-        left = base.mark_bar(color=OURS).encode(
-            alt.X("left:Q", bin=alt.Bin(step=0.025), title="epsilon left", scale=alt.Scale(domain=[0, 1.05])),
-            y,
-        )
-        drawn = base.mark_bar(color=THE_PAPERS).encode(
-            alt.X("chance:Q", bin=alt.Bin(maxbins=40), title=chance), y
-        )
-        strips.append((left.properties(title=name)) | drawn)
+    for name in dict.fromkeys(frame["round"].to_list()):
+        sides = []
+        for field, colour, label, end in (
+            ("left", OURS, "epsilon left", 1.025),
+            ("chance", THE_PAPERS, chance, highest * 1.025),
+        ):
+            width = bins[field]
+            binned = (
+                frame.filter(pl.col("round") == name)
+                .with_columns(((pl.col(field) / width + 1e-6).floor() * width).alias("from"))
+                .group_by("from")
+                .agg(pl.col("people").sum())
+                .with_columns((pl.col("from") + 0.9 * width).alias("to"))
+            )
+            sides.append(
+                alt.Chart(binned)
+                .mark_bar(color=colour)
+                .encode(
+                    alt.X("from:Q", title=label, scale=alt.Scale(domain=[0, end], nice=False)),
+                    alt.X2("to:Q"),
+                    alt.Y("people:Q", title="people", axis=alt.Axis(tickCount=4)),
+                    alt.Y2Datum(0),
+                )
+                .properties(width=280, height=80, title=name if field == "left" else "")
+            )
+        strips.append(sides[0] | sides[1])
     return alt.vconcat(*strips).properties(title=alt.Title(title, subtitle=subtitle, anchor="start"))
 
 

@@ -36,7 +36,8 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
             fail("Expected a threshold for the system 'leave-out'. Got None.")
         return _uniform_rounds(setting, budgets, [setting.threshold], last=np.inf)
     if setting.system == "one-after-another":
-        edges = np.quantile(budgets.epsilon, np.arange(TIERS) / TIERS, method="closest_observation")
+        first = [-(-len(budgets) * tier // TIERS) for tier in range(TIERS)]  # rounded up
+        edges = np.sort(budgets.epsilon)[first]
         return _uniform_rounds(setting, budgets, sorted(set(edges.tolist())))
     if setting.system not in MECHANISMS:
         fail(f"Expected a system out of {', '.join(SYSTEMS)}. Got {setting.system!r}.")

@@ -1,0 +1,47 @@
+"""Presets can be given to `fit` as they are, and are what the search tried."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from pdpsgd.datasets import load
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.experiments.search import GRIDS
+from pdpsgd.presets import PRESETS, Preset, preset
+from pdpsgd.training import fit
+
+
+@pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
+def test_a_preset_fits_the_signature_of_fit(made: Preset) -> None:
+    assert set(made.fit_options()) <= set(inspect.signature(fit).parameters)
+
+
+@pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
+def test_a_preset_is_one_of_the_recipes_that_the_search_tried(made: Preset) -> None:
+    recipe, rates = GRIDS[made.dataset, made.features]
+    assert (made.steps, made.batch_size, made.max_grad_norm) == (
+        recipe.steps,
+        recipe.batch_size,
+        recipe.max_grad_norm,
+    )
+    assert made.learning_rate in [pytest.approx(rate / recipe.max_grad_norm) for rate in rates]
+
+
+def test_a_preset_refuses_another_data_set() -> None:
+    with pytest.raises(PdpsgdError, match="digits"):
+        preset("mnist").prepare(load("digits"))
+
+
+def test_a_linear_preset_starts_at_zero() -> None:
+    digits = load("digits")
+    made = replace(preset("mnist-scattering"), dataset="digits", features="pixels")
+    model = made.make_model(made.prepare(digits))
+    assert all(float(parameter.detach().abs().max()) == 0 for parameter in model.parameters())
+
+
+def test_an_unknown_preset_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(PdpsgdError, match="mnist-scattering"):
+        preset("cifar")
