@@ -78,6 +78,7 @@ class PrivacyEngine:
         max_grad_norm: float | None = None,
         loss_reduction: str = "mean",
         criterion: Callable[..., Tensor] | None = None,
+        views: int = 1,
         max_physical_batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         seed: int | None = None,
@@ -98,8 +99,10 @@ class PrivacyEngine:
         if given, is probed for that, otherwise the loop is watched (see `loss_watch`).
         `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and `step()`
         only adds up until the last. `seed` makes the run reproducible, guessable and so not for release.
-        `on_fresh_model(round)` is called where the plan starts a new model, and must reset the module's
-        parameters.
+        With `views` the loop sends each record through the model in so many augmented views, in consecutive
+        rows (`inputs.repeat_interleave(views, 0)`): their gradients are averaged before clipping, so a record
+        counts once. `on_fresh_model(round)` is called where the plan starts a new model, and must reset the
+        module's parameters.
         """
         if self._execution is not None:
             fail(
@@ -109,9 +112,12 @@ class PrivacyEngine:
         for name, value in (
             ("max_physical_batch_size", max_physical_batch_size),
             ("steps_per_epoch", steps_per_epoch),
+            ("views", views),
         ):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 fail(f"Expected {name} to be a whole number >= 1, or None. Got {value!r}.")
+        if views > 1 and criterion is None:
+            fail("Expected criterion (the loss), to check that examples do not mix in it. Got None.")
         check_optimizer(optimizer)
         _check_module(module)
         plan = _with_norm(plan, max_grad_norm)
@@ -157,6 +163,7 @@ class PrivacyEngine:
         self._loss_reduction = loss_reduction
         self._options = {
             "loss_reduction": loss_reduction,
+            "views": views,
             "max_physical_batch_size": max_physical_batch_size,
             "secure": source.secure,
         }
@@ -165,7 +172,7 @@ class PrivacyEngine:
             level_of_person=levels,
             record_of_person=numbers,
             sampler=PoissonSampler(plan, levels, source, rank=ranks.rank, world_size=ranks.world_size),
-            max_physical_batch_size=max_physical_batch_size,
+            max_physical_batch_size=max_physical_batch_size and max(1, max_physical_batch_size // views),
         )
         self.gradients = ClippedGradients(module)
         self.optimizer = PrivateOptimizer(
@@ -175,6 +182,7 @@ class PrivacyEngine:
             source=source,
             ranks=ranks,
             loss_reduction=loss_reduction,
+            views=views,
         )
         self.loader = PrivateLoader(self._execution, records, steps_per_epoch=steps_per_epoch)
         self.loader.inspect = self._watch if criterion is None else self._probe

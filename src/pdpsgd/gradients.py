@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
 from pdpsgd.layers import Recorder, Rule, Site, any_module, check_module, rule_of
 from pdpsgd.layers.forms import PerExample, summed
+from pdpsgd.layers.views import over_views
 
 # Room for rounding in norms, weights and sums, so that a clipped norm is never above C_i.
 CLIPPING_MARGIN = 1 - 2**-10
@@ -71,23 +72,27 @@ class ClippedGradients:
         return calls[0].output_gradient.shape[0] if calls else None
 
     @torch.no_grad()
-    def clipped_sum(self, clip_norms: Tensor, *, loss_reduction: str = "mean") -> int:
+    def clipped_sum(self, clip_norms: Tensor, *, loss_reduction: str = "mean", views: int = 1) -> int:
         """Add the clipped gradients of the examples of the last backward pass to `sums`, and forget the pass.
 
         `clip_norms` has C_i for each example. With `loss_reduction="mean"` the loss was a mean over the batch, so that
         an example's own gradient is what backward gave, times the size of the batch. Returns how many examples had
-        a gradient that is not finite; this number is sensitive.
+        a gradient that is not finite; this number is sensitive. Where an example went through the model in several
+        `views`, in consecutive rows, its gradient is their average.
 
         Guarantee: what example i adds has norm at most C_i, whatever the model, the loss and the example are, provided
         that examples do not mix in them (see `probe`); a gradient that is not finite adds nothing. So adding or
         removing example i moves the sum by at most C_i.
         """
         try:
-            gradients = self._gradients(loss_reduction, clip_norms)
+            rows = clip_norms if views == 1 else clip_norms.repeat_interleave(views)
+            gradients = self._gradients(loss_reduction, rows)
             if clip_norms.shape[0] == 0:
                 return 0
+            if views > 1:
+                gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
             norms = self._norms(gradients)
-            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1
+            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
             norms.mul_(scale)
             weights = clip_weights(norms, clip_norms)
             wild = ~norms.isfinite()

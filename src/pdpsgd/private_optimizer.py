@@ -42,6 +42,7 @@ class PrivateOptimizer(Optimizer):
         source: RandomSource,
         ranks: Ranks,
         loss_reduction: str,
+        views: int = 1,
     ) -> None:
         # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
         self.original = optimizer
@@ -56,6 +57,7 @@ class PrivateOptimizer(Optimizer):
         self.watch: LossWatch | None = None
         self._ranks = ranks
         self._loss_reduction = loss_reduction
+        self._views = views
         self._check_parameters()
 
     @property
@@ -94,7 +96,7 @@ class PrivateOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.watch is not None:
-            self.watch.stop(warn=self._gradients.recorded_batch_size == chunk.size)
+            self.watch.stop(warn=self._gradients.recorded_batch_size == chunk.size * self._views)
             self.watch = None
         self._add(chunk)
         chunk.added = True
@@ -149,14 +151,16 @@ class PrivateOptimizer(Optimizer):
                 "Expected loss.backward() on the batch before optimizer.step(). Got none. (Was the model in "
                 "evaluation mode, or under torch.no_grad()?)"
             )
-        if recorded != chunk.size:
+        if recorded != chunk.size * self._views:
             fail(
                 "Expected the loss of the batch as the loader gave it. Got a backward pass over more or "
                 "fewer examples. Batches must go through the model whole and once: do not cut, filter, "
                 "repeat or extend them."
             )
         norms = chunk.clip_norms.to(next(iter(self._gradients.sums.values())).device)
-        self.non_finite_gradients += self._gradients.clipped_sum(norms, loss_reduction=self._loss_reduction)
+        self.non_finite_gradients += self._gradients.clipped_sum(
+            norms, loss_reduction=self._loss_reduction, views=self._views
+        )
 
     def _release(self, step: int) -> None:
         self._check_parameters()

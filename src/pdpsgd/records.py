@@ -172,6 +172,15 @@ def to_device(part: Any, device: torch.device | None) -> Any:
     return part
 
 
+def repeated(part: Any, times: int) -> Any:
+    """Each row so many times, in a tensor, or in tensors in a tuple, list or dictionary."""
+    if isinstance(part, Tensor):
+        return part.repeat_interleave(times, 0)
+    if isinstance(part, dict):
+        return {key: repeated(value, times) for key, value in part.items()}
+    return type(part)(repeated(value, times) for value in part)
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     """The model's outputs; a tuple, list or dict of inputs is spread out."""
     if isinstance(inputs, dict):

@@ -22,7 +22,7 @@ from pdpsgd.ensemble import WeightAverage, round_weight
 from pdpsgd.errors import fail
 from pdpsgd.evaluation import Evaluation, evaluate
 from pdpsgd.progress import ProgressBar
-from pdpsgd.records import call, to_device
+from pdpsgd.records import call, repeated, to_device
 from pdpsgd.resuming import check_same_run
 from pdpsgd.run_folder import RunFolder, plain
 
@@ -57,6 +57,7 @@ class Trainer:
         loss: Loss,
         schedule: Schedule,
         augment: Callable[[Any], Any] | None,
+        views: int,
         weight_average: float | None,
         settings: dict[str, Any],
         test: HeldOutPeople | None,
@@ -67,6 +68,7 @@ class Trainer:
         self.loss = loss
         self.schedule = schedule
         self.augment = augment
+        self.views = views
         self.settings = settings
         self.test = test
         self.folder = folder
@@ -186,14 +188,19 @@ class Trainer:
         if len(targets) == 0:
             return  # nobody was drawn: the step is noise alone
         if self.augment is not None:
+            if self.views > 1:
+                inputs, targets = (repeated(part, self.views) for part in (inputs, targets))
             inputs = self.augment(inputs)
         self.engine.optimizer.zero_grad()
         loss = self.loss(call(self.model, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.sensitive:
-            step = self.engine.steps_taken
             self._log.append(
-                {"step": step, "batch_size": len(targets), "training_loss": float(loss.detach())}
+                {
+                    "step": self.engine.steps_taken,
+                    "batch_size": len(targets) // self.views,
+                    "training_loss": float(loss.detach()),
+                }
             )
 
     def _set_learning_rate(self, step: int) -> None:

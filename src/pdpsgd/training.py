@@ -111,6 +111,7 @@ def fit(
     weight_average: float | None = None,
     loss: str | Loss = "cross-entropy",
     augment: Callable[[Any], Any] | None = None,
+    views: int = 1,
     test_data: Any = None,
     test_budgets: Budgets | None = None,
     test_tiers: ArrayLike | None = None,
@@ -132,7 +133,8 @@ def fit(
 
     `loss` (mean over examples), `optimizer` and `schedule` are names or functions of your own; everything
     else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
-    model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model.
+    model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model;
+    with `views` each record goes through in so many of them, whose gradients are averaged before clipping.
     `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each
     belongs to.
 
@@ -166,11 +168,14 @@ def fit(
         "weight_average": weight_average,
         "loss": name_of(loss),
         "augment": None if augment is None else name_of(augment),
+        "views": views,
         "max_physical_batch_size": max_physical_batch_size,
         "seed": seed,
         "secure": secure,
     }
     records = as_tensors(data)
+    if views != 1 and augment is None:
+        fail(f"Expected augment, to make several views of a record. Got views={views!r} without it.")
     if augment is not None and isinstance(records, tuple):
         check_augment(augment, records[0][:4])
     trainer = Trainer(
@@ -178,6 +183,7 @@ def fit(
         loss=loss_of(loss),
         schedule=schedule_of(schedule),
         augment=augment,
+        views=views,
         weight_average=weight_average,
         settings=settings,
         test=None
@@ -202,6 +208,7 @@ def fit(
         data_loader=records,
         record_ids=record_ids,
         record_of_person=record_of_person,
+        views=views,
         max_physical_batch_size=max_physical_batch_size,
         seed=seed,
         secure=secure,

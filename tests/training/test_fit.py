@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import dataclasses
 import json
@@ -287,11 +286,25 @@ def test_the_progress_bar_shows_public_things(problem, capsys):
 
 
 def test_limited_physical_batches_train_the_same_model(problem, flat):
-    def without_dropout():
-        model = copy.deepcopy(problem.model())
-        model[2] = nn.Identity()
-        return model
-
-    whole = problem.fit(model=without_dropout())
-    limited = problem.fit(model=without_dropout(), max_physical_batch_size=5)
+    whole = problem.fit(model=_without_dropout(problem))
+    limited = problem.fit(model=_without_dropout(problem), max_physical_batch_size=5)
     torch.testing.assert_close(flat(whole), flat(limited), rtol=1e-4, atol=1e-6)
+
+
+def test_several_views_of_a_record_are_trained_on(problem, flat):
+    def jitter(inputs):
+        return inputs + 0.1 * torch.randn_like(inputs)
+
+    one, four = problem.fit(augment=jitter), problem.fit(augment=jitter, views=4)
+    assert not torch.equal(flat(one), flat(four))
+    still = problem.fit(augment=lambda inputs: inputs, views=4, model=_without_dropout(problem))
+    plain = problem.fit(model=_without_dropout(problem))
+    torch.testing.assert_close(flat(still), flat(plain), rtol=1e-4, atol=1e-6)
+    with pytest.raises(PdpsgdError, match="Expected augment"):
+        problem.fit(views=4)
+
+
+def _without_dropout(problem):
+    model = problem.model()
+    model[2] = nn.Identity()
+    return model
