@@ -140,9 +140,9 @@ PRESETS = {
             model="svhn-cnn",
             activation="relu",
             features="pixels",
-            steps=300,
+            steps=400,
             batch_size=1024,
-            learning_rate=3.0,
+            learning_rate=4.0,
             max_grad_norm=1.0,
         ),
     )

@@ -10,7 +10,14 @@ from pdpsgd.experiments.cells import cell
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import SEARCH_SEED
 from pdpsgd.experiments.settings import Setting
-from pdpsgd.experiments.studies import STUDIES, WITHOUT_TRAINING, Study, interval_settings, weight_settings
+from pdpsgd.experiments.studies import (
+    STUDIES,
+    WITHOUT_TRAINING,
+    Study,
+    interval_settings,
+    table_2_settings,
+    weight_settings,
+)
 
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""
@@ -40,6 +47,8 @@ def reproduce(
         output = output / "quick"
     search, record = Record(output / "search.jsonl"), Record(output / "runs.jsonl")
     names = [*STUDIES] if what == "all" else [what] if what in STUDIES else []
+    if what in ("table-2", "all"):
+        _measure_effort(output, search, datasets)
     for name in names:
         _run_study(
             STUDIES[name], search, record, datasets=datasets, seeds=seeds, quick=quick, part=part, say=say
@@ -93,7 +102,7 @@ def _run_study(
                 f"Expected a data set out of {', '.join(study.datasets)} for {study.title!r}. "
                 f"Got {dataset!r}."
             )
-        searched = [(s, SEARCH_SEED) for trial in study.searches(dataset) for s in trial]
+        searched = [(s, SEARCH_SEED) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
         run_all(_shared(searched, part), search, quick=quick, say=say)
         settings = study.settings(dataset, search)
         # All settings once, then again with the next seed: stopped early, there is something of everything.
@@ -103,6 +112,15 @@ def _run_study(
             quick=quick,
             say=say,
         )
+
+
+def _measure_effort(output: Path, search: Record, datasets: Sequence[str]) -> None:
+    """The cheap part of table 2: plans, and the time of their first steps."""
+    from pdpsgd.experiments.effort import measure_all
+
+    effort = Record(output / "effort.jsonl")
+    for dataset in datasets or STUDIES["table-2"].datasets:
+        measure_all(table_2_settings(dataset, search), effort)
 
 
 def _shared(runs: Sequence[tuple[Setting, int]], part: tuple[int, int]) -> Iterator[tuple[Setting, int]]:
