@@ -28,11 +28,11 @@ class NoNoiseOnTheLastTensor(RandomSource):
 def no_clipping_on_the_first_tensor(engine: PrivacyEngine) -> None:
     honest = engine.gradients.clipped_sum
 
-    def clipped_sum(clip_norms, *, loss_reduction="mean"):
+    def clipped_sum(clip_norms, **options):
         parameter = next(iter(engine.gradients.sums))
-        whole = engine.gradients.per_example_gradients(loss_reduction=loss_reduction)[parameter].sum(0)
+        whole = engine.gradients.per_example_gradients()[parameter].sum(0)
         before = engine.gradients.sums[parameter].clone()
-        count = honest(clip_norms, loss_reduction=loss_reduction)
+        count = honest(clip_norms, **options)
         engine.gradients.sums[parameter].copy_(before + whole)
         return count
 

@@ -102,6 +102,14 @@ def test_a_bound_above_what_is_proven_is_an_alarm_in_words(found):
     assert "leaks at least epsilon 9, proven 4" in broken.summary()
 
 
+def test_what_was_computed_from_records_is_told_apart(found, made):
+    assert found.sensitive
+    public = found.without_data()
+    assert not public.sensitive
+    assert set(public.conformance) == set(found.conformance)
+    assert not audit(made, canaries=20, seed=1).sensitive
+
+
 def test_an_audit_repeats_with_its_seed(made):
     one, two = (audit(made, canaries=30, seed=3) for _ in range(2))
     assert [row.measured for row in one.rows] == [row.measured for row in two.rows]
@@ -172,6 +180,10 @@ def test_the_command_takes_a_run_folder(made, tmp_path):
     )
     assert outcome.exit_code == 0, outcome.output
     assert len(json.loads(outcome.stdout)["membership"]) == 2
+    public = json.loads((tmp_path / "audit.json").read_text())
+    assert (public["sensitive"], public["membership"]) == (False, [])
+    assert set(public["one_run"]) == {"Dirac, white box"}
+    assert json.loads((tmp_path / "SENSITIVE-do-not-publish-audit.json").read_text())["sensitive"] is True
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path):

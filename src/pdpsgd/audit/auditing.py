@@ -19,7 +19,7 @@ from pdpsgd.audit.examples import example_steps, losses, mislabelled
 from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.membership import MembershipResult, membership_by_tier
 from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, rehearsed_rule
-from pdpsgd.audit.result import AuditResult
+from pdpsgd.audit.result import DIRAC, AuditResult
 from pdpsgd.audit.runs import Criterion
 from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
 from pdpsgd.audit.shadow import train_shadow_models
@@ -92,7 +92,7 @@ def audit(
     each = shared(significance, attacks)
     generator = np.random.default_rng(seed)
     one_run, conformance = _dirac(plan, tiers, canaries, each, false_alarm_rate, generator, tell)
-    bounds = {"Dirac, white box": one_run}
+    bounds = {DIRAC: one_run}
     tests = {
         "mechanism": conformance,
         "mechanism, little noise": _little_noise(plan, tiers, canaries, false_alarm_rate, generator, tell),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.audit.canaries import Tier
@@ -14,6 +14,8 @@ from pdpsgd.audit.one_run import OneRunBound
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+DIRAC = "Dirac, white box"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,18 @@ class AuditResult:
     membership: tuple[MembershipResult, ...]
     settings: Mapping[str, Any]
     seconds: float
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether anything here was computed from people's records, which no plan accounts for."""
+        return bool(self.membership) or set(self.one_run) != {DIRAC}
+
+    def without_data(self) -> AuditResult:
+        """What may be published: the attacks and tests that never touched people's records.
+
+        Guarantee: depends on the plan, the canaries and the code only.
+        """
+        return replace(self, one_run={DIRAC: self.one_run[DIRAC]}, membership=())
 
     @property
     def passed(self) -> bool:
@@ -102,6 +116,7 @@ class AuditResult:
         """Plain values, for JSON and for the report page."""
         return {
             "version": 1,
+            "sensitive": self.sensitive,
             "passed": self.passed,
             "alarms": list(self.alarms),
             "blind_tiers": list(self.blind_tiers),

@@ -12,6 +12,7 @@ import typer
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import OUTPUT, option
 from pdpsgd.errors import check_one_of, fail
+from pdpsgd.run_folder import SENSITIVE
 
 if TYPE_CHECKING:
     from pdpsgd.audit.result import AuditResult
@@ -114,6 +115,9 @@ def audit(
     gives a lower bound on epsilon; conformance tests say whether training does what the plan says. What the
     figures mean, and what they do not: docs/audit.md. Ends with exit code 1 if an alarm goes off.
 
+    A run folder keeps the result as audit.json; what was computed from people's records (attacks on the data,
+    membership inference) goes into a file of its own whose name says that it is not for publishing.
+
     \b
     Examples:
       pdpsgd audit plan.json
@@ -162,8 +166,17 @@ def audit(
         _draw(result, chart)
         screen.say(f"Chart: {chart}")
     screen.write_json(shared.dump(result.to_dict()))
+    if run.is_dir():
+        _keep(result, run)
     if not result.passed:
         raise typer.Exit(1)
+
+
+def _keep(result: AuditResult, folder: Path) -> None:
+    """Leave the result in the run folder, where a report finds it; what was computed from records, apart."""
+    shared.write_file(folder / "audit.json", shared.dump(result.without_data().to_dict()) + "\n")
+    if result.sensitive:
+        shared.write_file(folder / f"{SENSITIVE}-audit.json", shared.dump(result.to_dict()) + "\n")
 
 
 def _draw(result: AuditResult, chart: Path) -> None:
