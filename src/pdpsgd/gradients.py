@@ -6,18 +6,16 @@ mostly without writing the gradient out, and one weighted sum gives the sum of c
 
 from __future__ import annotations
 
-import types
+import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from pdpsgd.errors import PdpsgdError, check_one_of, fail
-from pdpsgd.layers import Recorder, Rule, Site, any_module, check_module, rule_of
+from pdpsgd.errors import check_one_of, fail
+from pdpsgd.layers import watch
 from pdpsgd.layers.forms import PerExample, summed
 from pdpsgd.layers.views import over_views
 
@@ -26,7 +24,7 @@ CLIPPING_MARGIN = 1 - 2**-10
 # Below this, squares of float32 numbers lose digits or vanish: such a norm counts as this large.
 SMALLEST_NORM = 1e-16
 
-_instrumented: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
+_watching: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -43,27 +41,22 @@ class ClippedGradients:
             fail(
                 "Expected a module that is not private yet. Got one that is: use what made it private, or remove() it."
             )
-        rules = list(_rules_of(module))  # refuses before anything is changed
         self.module = module
+        self._recorder, self._watched = watch(module)
         self.sums: dict[nn.Parameter, Tensor] = {
-            parameter: torch.zeros_like(
-                parameter, dtype=_accurate_dtype(parameter), memory_format=torch.contiguous_format
+            parameter: torch.zeros(
+                parameter.shape, dtype=_accurate_dtype(parameter), device=parameter.device
             )
             for parameter in module.parameters()
             if parameter.requires_grad
         }
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names = {parameter: name for name, parameter in module.named_parameters()}
-        self._recorder = Recorder(module)
         self._astray: list[nn.Parameter] = []
-        self._wrapped: list[_WatchedForward] = []
-        for name, child, rule in rules:
-            self._wrap(child, name, rule)
-        self._wrap_model()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note_astray) for parameter in self.sums
         ]
-        _instrumented[module] = weakref.ref(self)
+        _watching[module] = weakref.ref(self)
 
     @property
     def recorded_batch_size(self) -> int | None:
@@ -91,17 +84,17 @@ class ClippedGradients:
                 return 0
             if views > 1:
                 gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-            norms = self._norms(gradients)
-            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
-            norms.mul_(scale)
-            weights = clip_weights(norms, clip_norms)
-            wild = ~norms.isfinite()
-            count = int(wild.sum())
+            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1
+            norms = self._norms(gradients).mul_(scale)
+            weights = clip_weights(norms, clip_norms).mul_(scale)
+            count = 0
+            if not math.isfinite(norms.sum().item()):
+                wild = ~norms.isfinite()
+                count = int(wild.sum())
+                gradients = {parameter: gradient.zeroed(wild) for parameter, gradient in gradients.items()}
             for parameter, gradient in gradients.items():
-                finite = gradient.zeroed(wild) if count else gradient
-                finite.add_weighted_sum(
-                    (weights * scale).to(self.sums[parameter].dtype), self.sums[parameter]
-                )
+                total = self.sums[parameter]
+                gradient.add_weighted_sum(weights.to(total.dtype), total)
             return count
         finally:
             self.forget()
@@ -118,13 +111,13 @@ class ClippedGradients:
     def remove(self) -> None:
         """Restore the module exactly as it was."""
         self.forget()
-        for wrapped in reversed(self._wrapped):
-            wrapped.restore()
+        for watched in reversed(self._watched):
+            watched.restore()
         for hook in self._hooks:
             hook.remove()
-        self._wrapped.clear()
+        self._watched.clear()
         self._hooks.clear()
-        _instrumented.pop(self.module, None)
+        _watching.pop(self.module, None)
 
     @torch.no_grad()
     def per_example_norms(self, *, loss_reduction: str = "mean") -> Tensor:
@@ -218,59 +211,10 @@ class ClippedGradients:
         if self._recorder.module.training:
             self._astray.append(parameter)
 
-    def _wrap(self, module: nn.Module, name: str, rule: Rule | None) -> None:
-        site = Site(self._recorder, name or type(module).__name__)
-        wrapped = _WatchedForward(module, self._recorder)
-        if rule is None:
-            original = wrapped.original
-            wrapped.watched = lambda *args, **kwargs: any_module(site, module, original, *args, **kwargs)
-        else:
-            apply = rule.apply
-            wrapped.watched = lambda *args, **kwargs: apply(site, module, *args, **kwargs)
-        self._wrapped.append(wrapped)
-
-    def _wrap_model(self) -> None:
-        """Learn the batch size from the model's inputs, and choose the memory layout for what happens inside."""
-        recorder = self._recorder
-        wrapped = _WatchedForward(self.module, recorder)
-        original = wrapped.original
-        on_cpu = all(parameter.device.type == "cpu" for parameter in self.sums)
-        layout = {
-            "channels_last": on_cpu and any(isinstance(child, nn.Conv2d) for child in self.module.modules())
-        }
-
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            if recorder.batch_size is not None:  # the model calls itself
-                return original(*args, **kwargs)
-            tensors = (
-                leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()
-            )
-            first = next(tensors, None)
-            recorder.batch_size = None if first is None else first.shape[0]
-            recorder.channels_last = layout["channels_last"]
-            try:
-                if not recorder.channels_last:
-                    return original(*args, **kwargs)
-                state = torch.get_rng_state()
-                try:
-                    return original(*args, **kwargs)
-                except PdpsgdError:
-                    raise
-                except RuntimeError:
-                    # Code such as x.view(batch, -1) insists on the default layout: it gets it from now on.
-                    layout["channels_last"] = recorder.channels_last = False
-                    torch.set_rng_state(state)
-                    return original(*args, **kwargs)
-            finally:
-                recorder.batch_size, recorder.channels_last = None, False
-
-        wrapped.watched = whole
-        self._wrapped.append(wrapped)
-
 
 def of_module(module: nn.Module) -> ClippedGradients | None:
     """Return what watches this module, if anything does."""
-    reference = _instrumented.get(module)
+    reference = _watching.get(module)
     return None if reference is None else reference()
 
 
@@ -280,73 +224,9 @@ def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:
     Guarantee: weight times norm is at most C_i (1 - 2^-11), also in float32 and for norms whose squares vanish there.
     """
     limits = clip_norms.to(norms) * CLIPPING_MARGIN
-    weights = (limits / norms.clamp(min=SMALLEST_NORM)).clamp(min=0, max=1)
-    return torch.where(norms.isfinite(), weights, 0)
-
-
-class _WatchedForward:
-    """Stands in for a module's forward; copies and pickles of the module get the module's own forward back."""
-
-    def __init__(self, module: nn.Module, recorder: Recorder) -> None:
-        self.module = module
-        self.recorder = recorder
-        self.before = module.__dict__.get("forward")
-        self.original: Callable[..., Any] = module.forward
-        self.watched: Callable[..., Any] = module.forward
-        module.forward = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.watched if self.recorder.active() else self.original)(*args, **kwargs)
-
-    def restore(self) -> None:
-        """Undo."""
-        if self.before is None:
-            del self.module.__dict__["forward"]
-        else:
-            self.module.__dict__["forward"] = self.before
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self.module))
-        return types.MethodType(type(self.module).forward, self.module if copied is None else copied)
-
-    def __reduce__(self) -> Any:
-        # When this is read, the module has no forward but its class's.
-        return getattr, (self.module, "forward")
-
-
-def _rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
-    """Yield the modules to be watched, with their rules; None is the general rule for a module and all it contains."""
-    for name, module in model.named_modules():
-        check_module(name, module)
-    seen: set[nn.Module] = set()
-
-    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
-        if module in seen or not any(parameter.requires_grad for parameter in module.parameters()):
-            return
-        seen.add(module)
-        rule = rule_of(module)
-        if rule is not None or _holds_parameters(module):
-            if not _can_be_called(module):
-                fail(
-                    f"{name or 'The model'} ({type(module).__name__}) holds trainable parameters and has no forward."
-                )
-            yield name, module, rule
-            return
-        for child_name, child in module.named_children():
-            yield from walk(f"{name}.{child_name}" if name else child_name, child)
-
-    yield from walk("", model)
-
-
-def _holds_parameters(module: nn.Module) -> bool:
-    """Whether the module uses trainable parameters itself: its own, or those of children that are never called."""
-    if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-        return True
-    return any(not _can_be_called(child) and _holds_parameters(child) for child in module.children())
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
+    weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(min=0, max=1)
+    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN.
+    return weights.nan_to_num_(nan=0.0)
 
 
 def _accurate_dtype(tensor: Tensor) -> torch.dtype:

@@ -339,7 +339,8 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
     for cheaper in (True, False):
         monkeypatch.setattr("pdpsgd.layers.forms.gram_is_cheaper", lambda *_, answer=cheaper: answer)
         for room in (1 << 20, 50):  # all at once, one example at a time
-            monkeypatch.setattr("pdpsgd.layers.forms.WORKING_SET", room)
+            monkeypatch.setattr("pdpsgd.layers.forms.CACHE", room)
+            monkeypatch.setattr("pdpsgd.layers.forms.ROOM", room)
             form, total = OuterProducts(left, right), torch.zeros(6, 7, dtype=torch.float64)
             assert torch.allclose(form.squared_norms(), expected)
             form.add_weighted_sum(weights, total)
@@ -347,8 +348,8 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
 
 
 def test_gradients_that_do_not_fit_are_taken_in_chunks(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdpsgd.layers.forms.WORKING_SET", 200)
-    monkeypatch.setattr("pdpsgd.layers.convolution.WORKING_SET", 200)
+    for name in ("forms.CACHE", "convolution.CACHE", "forms.ROOM"):
+        monkeypatch.setattr(f"pdpsgd.layers.{name}", 200)
     oracle.check(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2)).double(), images(5, 2, 9, 9))
     oracle.check(Tied().double(), torch.randint(7, (4, 5)))
 

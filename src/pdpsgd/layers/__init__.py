@@ -5,23 +5,21 @@ gradient is once the gradient of the layer's output is known. A new layer is one
 """
 
 from pdpsgd.layers import attention, convolution, embedding, linear, normalization
-from pdpsgd.layers.anything import any_module
 from pdpsgd.layers.recording import Recorder, Site
-from pdpsgd.layers.refusals import check_module
 from pdpsgd.layers.registry import RULES, Rule, rule_for, rule_of
+from pdpsgd.layers.watching import watch
 
 __all__ = [
     "RULES",
     "Recorder",
     "Rule",
     "Site",
-    "any_module",
     "attention",
-    "check_module",
     "convolution",
     "embedding",
     "linear",
     "normalization",
     "rule_for",
     "rule_of",
+    "watch",
 ]

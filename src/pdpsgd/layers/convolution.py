@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.layers.forms import (
-    WORKING_SET,
+    CACHE,
     Gradient,
     OuterProducts,
     PerExample,
+    Workspace,
     WrittenOut,
     accurate,
     detached,
@@ -38,7 +41,9 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
 
     def gradients(output_gradient: Tensor) -> Gradient:
         if module.weight.requires_grad:
-            yield module.weight, kernel_gradient(module, accurate(inputs), accurate(output_gradient))
+            yield module.weight, kernel_gradient(
+                module, accurate(inputs), accurate(output_gradient), site.recorder.workspace
+            )
         if module.bias is not None and module.bias.requires_grad:
             spatial = tuple(range(2, output_gradient.dim()))
             yield module.bias, WrittenOut(accurate(output_gradient).sum(spatial), module.bias.shape)
@@ -55,98 +60,130 @@ def channels_last(images: Tensor) -> Tensor:
     return images
 
 
-def kernel_gradient(module: Convolution, inputs: Tensor, output_gradient: Tensor) -> PerExample:
+def kernel_gradient(
+    module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+) -> PerExample:
     """Return the kernel's gradient per example, in the form that is cheaper for its size."""
     weight = module.weight
     positions = output_gradient[0, 0].numel() if output_gradient.shape[0] else 0
     if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], weight[0].numel()):
         patches = _patches(module, _padded(module, inputs), output_gradient.shape[2:])
-        return OuterProducts(output_gradient.flatten(2).transpose(1, 2), patches, weight.shape)
-    return Kernels(module, inputs, output_gradient)
+        return OuterProducts(output_gradient.flatten(2).transpose(1, 2), patches, weight.shape, workspace)
+    return Kernels(module, inputs, output_gradient, workspace)
 
 
 class Kernels(PerExample):
-    """Gradients of a kernel, (examples, kernel rows, groups, out, rows per stride, width, in) when written out."""
+    """Gradients of a kernel, written out row by row: (rows, examples, groups, out, columns).
 
-    def __init__(self, module: Convolution, inputs: Tensor, output_gradient: Tensor) -> None:
+    A column is a place in the kernel's row and a channel. Where the stride divides the kernel's height, the rows that
+    one stride skips count as one, so that there are fewer and larger matrix products.
+    """
+
+    def __init__(
+        self, module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+    ) -> None:
         self.shape, self.batch_size = module.weight.shape, inputs.shape[0]
         self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
-        self._values: Tensor | None = None
-
-    def squared_norms(self) -> Tensor:
-        """Of the gradients, which are kept if they fit."""
-        if self.batch_size * self.shape.numel() <= WORKING_SET:
-            self._values = self._rows(0, self.batch_size)
-            return row_squared_norms(self._values)
-        return torch.cat([row_squared_norms(self._rows(*chunk)) for chunk in self.in_chunks()])
-
-    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """Sum the same numbers."""
-        for first, last in self.in_chunks():
-            values = self._rows(first, last) if self._values is None else self._values[first:last]
-            weighted = weights[first:last] @ values.flatten(1)
-            total += self._arrange(weighted.view(1, *values.shape[1:]))[0]
-
-    def written_out(self, first: int, last: int) -> Tensor:
-        """Bring them into the parameter's order."""
-        return self._arrange(self._rows(first, last))
-
-    def zeroed(self, examples: Tensor) -> PerExample:
-        """Overwrite inputs and gradients, in copies."""
-        other = Kernels(
-            self._module, zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
-        )
-        other._values = None if self._values is None else zero_rows(self._values, examples)
-        return other
-
-    def _arrange(self, values: Tensor) -> Tensor:
-        return values.permute(0, 2, 3, 6, 1, 4, 5).reshape(values.shape[0], *self.shape)
-
-    def _rows(self, first: int, last: int) -> Tensor:
-        """Return d^T x, for each kernel row d the output gradient and x the inputs that row has met.
-
-        Where the stride divides the kernel's height, the rows that one stride skips are met together, so that
-        there are fewer and larger matrix products and the unfolded inputs need no further copy.
-        """
-        module = self._module
-        images = _padded(module, self._inputs[first:last]).movedim(1, -1)
-        gradient = self._output_gradient[first:last].movedim(1, -1)
-        if images.dim() == 3:  # a line is an image of height one
-            images, gradient = images[:, None], gradient[:, None]
-        examples, *out, channels_out = gradient.shape
-        kernel, stride, dilation = (
+        self._workspace = workspace
+        self._kept: Tensor | None = None
+        # A line is an image of height one.
+        out = output_gradient.shape[2:] if output_gradient.dim() > 3 else (1, output_gradient.shape[2])
+        self._out = tuple(out)
+        self._kernel, self._stride, self._dilation = (
             (1,) * (len(out) - len(size)) + tuple(size)
             for size in (module.kernel_size, module.stride, module.dilation)
         )
-        unfolded = _unfolded(images, out[-1], kernel[-1], stride[-1], dilation[-1])
-        groups, together = module.groups, 1
-        if len(out) == 2 and groups == 1 and dilation[0] == 1 and kernel[0] % stride[0] == 0:
-            together = stride[0]
-            unfolded = unfolded[:, : (unfolded.shape[1] // together) * together]
-            unfolded = unfolded.unflatten(1, (-1, together)).movedim(2, 3)
-            kernel, stride = (kernel[0] // together, kernel[1]), (1, stride[1])
-        unfolded = unfolded.contiguous()
+        height, stride = self._kernel[0], self._stride[0]
+        joined = len(out) == 2 and module.groups == 1 and self._dilation[0] == 1 and height % stride == 0
+        self._together = stride if joined else 1
+        if joined:
+            self._kernel, self._stride = (height // stride, self._kernel[1]), (1, self._stride[1])
+        out_channels, in_channels = self.shape[0] // module.groups, self.shape[1]
+        columns = self._together * self._kernel[-1] * in_channels
+        self._layout = (math.prod(self._kernel[:-1]), module.groups, out_channels, columns)
 
-        steps = list(itertools.product(*(range(size) for size in kernel[:-1])))
-        width, channels_in = kernel[-1], images.shape[-1] // groups
-        columns = together * width * channels_in
-        values = gradient.new_empty(examples, len(steps), groups, channels_out // groups, columns)
-        if groups == 1:
-            left = gradient.reshape(examples, -1, channels_out).transpose(1, 2)
+    def squared_norms(self) -> Tensor:
+        """Of the gradients, which are kept if there is room."""
+        rows, *rest = self._layout
+        self._kept = self._workspace.keep((rows, self.batch_size, *rest), self._inputs)
+        return torch.cat([_squared_norms(self._rows(*chunk)) for chunk in self.in_chunks()])
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Sum the same numbers."""
+        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        for first, last in chunks:
+            values = self._rows(first, last) if self._kept is None else self._kept
+            summed = self._arranged((weights[first:last] @ values.flatten(2))[:, None])[0]
+            total.view(summed.shape).add_(summed)
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Bring them into the parameter's order."""
+        # A copy: the memory is used again.
+        return self._arranged(self._rows(first, last).clone()).reshape(-1, *self.shape)
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite inputs and gradients, in copies."""
+        inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
+        return Kernels(self._module, inputs, gradient, self._workspace)
+
+    def in_chunks(self) -> Iterator[tuple[int, int]]:
+        """Return ranges of examples whose unfolded inputs fit into the cache."""
+        unfolded = self._inputs[0].numel() * self._kernel[-1]
+        step = max(1, CACHE // max(1, unfolded, 0 if self._kept is not None else self.shape.numel()))
+        return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        """Return a view in the parameter's order: (examples, groups, out, in, rows, rows a stride, width)."""
+        rows, groups, out, columns = self._layout
+        split = (self._together, self._kernel[-1], columns // (self._together * self._kernel[-1]))
+        return values.reshape(rows, -1, groups, out, *split).permute(1, 2, 3, 6, 0, 4, 5)
+
+    def _rows(self, first: int, last: int) -> Tensor:
+        """Return d^T x, for each kernel row: d the output gradient, x the inputs that row has met."""
+        images = _padded(self._module, self._inputs[first:last]).movedim(1, -1)
+        gradient = self._output_gradient[first:last].movedim(1, -1)
+        unfolded = self._unfolded(images if images.dim() > 3 else images[:, None])
+        examples, (rows, groups, out, columns) = last - first, self._layout
+        if self._kept is None:
+            values = self._workspace.take("rows", (rows, examples, groups, out, columns), gradient)
         else:
-            left = gradient.reshape(examples, -1, groups, channels_out // groups).permute(0, 2, 3, 1)
-        for index, offsets in enumerate(steps):
+            values = self._kept[:, first:last]
+        left = gradient.reshape(examples, -1, groups, out).permute(0, 2, 3, 1)
+        steps = itertools.product(*(range(size) for size in self._kernel[:-1]))
+        for row, offsets in enumerate(steps):
             met = unfolded
             for dim, offset in enumerate(offsets):
-                start = offset * dilation[dim]
-                end = start + stride[dim] * (out[dim] - 1) + 1
-                met = met[(slice(None),) * (dim + 1) + (slice(start, end, stride[dim]),)]
+                start, stride = offset * self._dilation[dim], self._stride[dim]
+                end = start + stride * (self._out[dim] - 1) + 1
+                met = met[(slice(None),) * (dim + 1) + (slice(start, end, stride),)]
             if groups == 1:
-                torch.bmm(left, met.reshape(examples, -1, columns), out=values[:, index, 0])
+                torch.bmm(left[:, 0], met.reshape(examples, -1, columns), out=values[row, :, 0])
             else:
-                right = met.reshape(examples, -1, width, groups, channels_in).permute(0, 3, 1, 2, 4)
-                values[:, index] = left @ right.flatten(3)
-        return values.view(*values.shape[:4], together, width, channels_in)
+                right = met.reshape(examples, -1, self._kernel[-1], groups, self.shape[1])
+                torch.matmul(left, right.permute(0, 3, 1, 2, 4).flatten(3), out=values[row])
+        return values
+
+    def _unfolded(self, images: Tensor) -> Tensor:
+        """Copy (examples, ..., width, channels) to (examples, ..., width out, columns)."""
+        *lead, across, along = images.stride()
+        out, kernel, stride, dilation = self._out[-1], self._kernel[-1], self._stride[-1], self._dilation[-1]
+        view = images.as_strided(
+            (*images.shape[:-2], out, kernel, images.shape[-1]),
+            (*lead, across * stride, across * dilation, along),
+            images.storage_offset(),
+        )
+        if self._together > 1:
+            height = images.shape[1] // self._together * self._together
+            view = view[:, :height].unflatten(1, (-1, self._together)).movedim(2, 3)
+        return self._workspace.take("unfolded", tuple(view.shape), images).copy_(view)
+
+
+def _squared_norms(values: Tensor) -> Tensor:
+    # Row by row: a reduction over two separate dimensions is several times slower.
+    total = row_squared_norms(values[0])
+    for row in values[1:]:
+        total += row_squared_norms(row)
+    return total
 
 
 def _padded(module: Convolution, inputs: Tensor) -> Tensor:
@@ -154,14 +191,6 @@ def _padded(module: Convolution, inputs: Tensor) -> Tensor:
     if not any(amounts):
         return inputs
     return F.pad(inputs, amounts, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
-
-
-def _unfolded(images: Tensor, out: int, kernel: int, stride: int, dilation: int) -> Tensor:
-    """Return (..., width, channels) as a view (..., out, kernel, channels)."""
-    *lead, across, along = images.stride()
-    shape = (*images.shape[:-2], out, kernel, images.shape[-1])
-    strides = (*lead, across * stride, across * dilation, along)
-    return images.as_strided(shape, strides, images.storage_offset())
 
 
 def _patches(module: Convolution, padded: Tensor, out: torch.Size) -> Tensor:

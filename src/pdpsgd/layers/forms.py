@@ -16,8 +16,39 @@ from torch import Tensor, nn
 
 Gradient = Iterator[tuple[nn.Parameter, "PerExample"]]
 
-# Gradients of single examples are written out for as many examples at a time as fit here (numbers, not bytes).
-WORKING_SET = 1 << 25
+# Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
+CACHE = 1 << 18
+# Numbers that are kept from the norms to the weighted sum; what does not fit is computed again.
+ROOM = 1 << 24
+
+
+class Workspace:
+    """Memory that is used again at every step: the system clears fresh memory first, which takes as long as using it."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Any, Tensor] = {}
+        self._kept: list[int] = []
+
+    def take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return memory that is valid until the same key is asked for again."""
+        name, size = (key, like.dtype, like.device), math.prod(shape)
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < size:
+            memory = self._memory[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return memory[:size].view(shape)
+
+    def keep(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """Return memory that is valid until `release`, or None if there is no room."""
+        size = math.prod(shape)
+        if sum(self._kept) + size > ROOM:
+            return None
+        self._kept.append(size)
+        # Layers ask in the same order at every step, so each finds memory of its own size again.
+        return self.take(f"kept {len(self._kept)}", shape, like)
+
+    def release(self) -> None:
+        """Let what was kept be overwritten."""
+        self._kept.clear()
 
 
 class PerExample(ABC):
@@ -48,7 +79,7 @@ class PerExample(ABC):
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose gradients may be written out together."""
-        step = max(1, WORKING_SET // max(1, self.shape.numel()))
+        step = max(1, CACHE // max(1, self.shape.numel()))
         return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
 
 
@@ -69,10 +100,10 @@ class WrittenOut(PerExample):
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """One matrix-vector product."""
-        summed = weights @ as_rows(self.values)
         if self._arrange is None:
-            total += summed.view(self.shape)
+            total.view(-1).addmv_(as_rows(self.values).t(), weights)
         else:
+            summed = weights @ as_rows(self.values)
             total += self._arrange(summed.view(1, *self.values.shape[1:]))[0]
 
     def written_out(self, first: int, last: int) -> Tensor:
@@ -88,40 +119,39 @@ class WrittenOut(PerExample):
 class OuterProducts(PerExample):
     """Sums over positions of outer products left (x) right: (examples, positions, out), (examples, positions, in)."""
 
-    def __init__(self, left: Tensor, right: Tensor, shape: torch.Size | None = None) -> None:
+    def __init__(
+        self, left: Tensor, right: Tensor, shape: torch.Size | None = None, workspace: Workspace | None = None
+    ) -> None:
         self.left = accurate(left)
         self.right = accurate(right)
         self.batch_size, self.positions, rows = left.shape
         self.matrix = (rows, right.shape[2])
         self.shape = shape or torch.Size(self.matrix)
+        self.workspace = workspace or Workspace()
         self._by_gram = self.positions > 1 and gram_is_cheaper(self.positions, *self.matrix)
-        self._values: Tensor | None = None  # all of them written out, if they fit
+        self._kept: Tensor | None = None  # all of them written out, if there is room
 
     def squared_norms(self) -> Tensor:
         """Take them without writing the products out, where that is cheaper."""
         if self.positions == 1:
             # In float64: a tiny factor must not vanish while the other one is huge.
-            left, right = (
-                row_squared_norms(factor[:, 0], torch.float64) for factor in (self.left, self.right)
-            )
-            return (left * right).to(self.left.dtype)
+            left = row_squared_norms(self.left[:, 0], torch.float64)
+            return left.mul_(row_squared_norms(self.right[:, 0], torch.float64)).to(self.left.dtype)
         if self._by_gram:
             return self._squared_norms_by_gram()
-        if self.batch_size * self.shape.numel() <= WORKING_SET:
-            self._values = self.written_out(0, self.batch_size)
-            return row_squared_norms(self._values)
-        return torch.cat([row_squared_norms(self.written_out(*chunk)) for chunk in self.in_chunks()])
+        self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left)
+        return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """One matrix product over all examples and positions, or the numbers already written out."""
+        """One matrix product over all examples and positions, or the numbers the norms were taken of."""
         if self.positions == 1 or self._by_gram:
             left = (self.left * weights[:, None, None]).flatten(0, 1)
             total.view(self.matrix).addmm_(left.t(), self.right.flatten(0, 1))
-        elif self._values is not None:
-            total += (weights @ self._values.flatten(1)).view(self.shape)
+        elif self._kept is not None:
+            total.view(-1).addmv_(self._kept.flatten(1).t(), weights)
         else:
-            for first, last in self.in_chunks():
-                total += (weights[first:last] @ self.written_out(first, last).flatten(1)).view(self.shape)
+            for first, last, values in self._chunks():
+                total.view(-1).addmv_(values.flatten(1).t(), weights[first:last])
 
     def written_out(self, first: int, last: int) -> Tensor:
         """One small matrix product per example."""
@@ -130,9 +160,17 @@ class OuterProducts(PerExample):
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite both factors, in copies."""
-        other = OuterProducts(zero_rows(self.left, examples), zero_rows(self.right, examples), self.shape)
-        other._values = None if self._values is None else zero_rows(self._values, examples)
-        return other
+        return OuterProducts(
+            zero_rows(self.left, examples), zero_rows(self.right, examples), self.shape, self.workspace
+        )
+
+    def _chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        for first, last in self.in_chunks():
+            if self._kept is None:
+                values = self.workspace.take("products", (last - first, *self.matrix), self.left)
+            else:
+                values = self._kept[first:last]
+            yield first, last, torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last], out=values)
 
     def _squared_norms_by_gram(self) -> Tensor:
         """Sum of (left left')(right right') over pairs of positions, plus a bound on what rounding took away.
@@ -257,6 +295,7 @@ def summed(parts: list[PerExample]) -> PerExample:
             torch.cat([part.left for part in products], 1),
             torch.cat([part.right for part in products], 1),
             products[0].shape,
+            products[0].workspace,
         )
     return Sum(parts)
 

@@ -25,7 +25,9 @@ def project(
 
     def gradients(output_gradient: Tensor) -> Gradient:
         if weight.requires_grad:
-            products: PerExample = OuterProducts(positions(output_gradient), positions(inputs))
+            products: PerExample = OuterProducts(
+                positions(output_gradient), positions(inputs), workspace=site.recorder.workspace
+            )
             yield weight, products.within(weight.shape, rows)
         if bias is not None and bias.requires_grad:
             yield bias, shift_gradient(output_gradient).within(bias.shape, rows)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.layers.forms import PerExample
+from pdpsgd.layers.forms import PerExample, Workspace
 
 # From the gradient of a layer's output to each parameter's gradient per example.
 Gradients = Callable[[Tensor], Iterable[tuple[nn.Parameter, PerExample]]]
@@ -43,6 +43,7 @@ class Recorder:
         self.calls: list[Call] = []
         self.batch_size: int | None = None  # of the forward pass under way, once the model was called with it
         self.channels_last = False
+        self.workspace = Workspace()
         self.paused = False
         self.forced = False
         self.anchor = torch.zeros((), requires_grad=True)
@@ -67,6 +68,7 @@ class Recorder:
     def forget(self) -> None:
         """Drop what was recorded."""
         self.calls.clear()
+        self.workspace.release()
         self._backward = -1
 
 

@@ -1,0 +1,253 @@
+"""Time and memory of a private training step, beside plain SGD and Opacus, measured in one run.
+
+    python bench/steps.py [--models mnist svhn transformer] [--batches 64 1024] [--seconds 3] [--json FILE]
+
+The contenders take turns, a few steps each, until every one has had its share of time; what is printed is the median
+step of each, and its ratio to plain SGD in the better of the two memory layouts. Peak memory is that of a process of
+its own. Data are random: only speed is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pdpsgd.gradients import ClippedGradients
+from pdpsgd.models import mnist_cnn, svhn_cnn
+
+Step = Callable[[], None]
+
+
+class Transformer(nn.Module):
+    """Two layers of width 64 on 32 tokens of a vocabulary of 1,000."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(1000, 64), nn.Embedding(32, 64)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])[None])
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.out(x.mean(1))
+        return logits
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "mnist": (mnist_cnn, lambda batch: torch.randn(batch, 1, 28, 28)),
+    "svhn": (svhn_cnn, lambda batch: torch.randn(batch, 3, 32, 32)),
+    "transformer": (Transformer, lambda batch: torch.randint(1000, (batch, 32))),
+}
+
+
+def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def plain_channels_last(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    if inputs.dim() == 4:
+        model = model.to(memory_format=torch.channels_last)
+        # With one channel both layouts are the same numbers; the strides say which kernels are used.
+        inputs = inputs.to(memory_format=torch.channels_last)
+        if inputs.shape[1] == 1:
+            inputs = inputs.as_strided(inputs.shape, (inputs[0].numel(), 1, inputs.shape[3], 1))
+    return plain(model, inputs, targets)
+
+
+def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    watched = ClippedGradients(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    clip_norms = torch.ones(len(inputs))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        watched.zero_sums()
+        watched.clipped_sum(clip_norms)
+        for parameter, total in watched.sums.items():
+            total += torch.randn_like(total)
+            parameter.grad = total.div_(len(inputs))
+        optimizer.step()
+
+    return step
+
+
+def opacus_hooks(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    wrapped = GradSampleModule(model)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=0.01),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=len(inputs),
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus_ghost(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleModuleFastGradientClipping,
+    )
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0, use_ghost_clipping=True)
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(wrapped.parameters(), lr=0.01),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=len(inputs),
+    )
+    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(wrapped(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
+    "plain SGD, channels last": plain_channels_last,
+    "plain SGD, as written": plain,
+    "pdpsgd": ours,
+    "Opacus, hooks": opacus_hooks,
+    "Opacus, ghost": opacus_ghost,
+}
+
+
+def prepare(contender: str, model: str, batch: int) -> Step:
+    torch.manual_seed(0)
+    build, draw = MODELS[model]
+    return CONTENDERS[contender](build(), draw(batch), torch.randint(10, (batch,)))
+
+
+def step_times(model: str, batch: int, seconds: float) -> dict[str, float]:
+    """Median milliseconds of a step; the contenders take turns."""
+    steps, times = {}, {name: [] for name in CONTENDERS}  # type: dict[str, Step], dict[str, list[float]]
+    for name in CONTENDERS:
+        try:
+            steps[name] = prepare(name, model, batch)
+            for _ in range(3):
+                steps[name]()
+        except Exception as error:
+            # A peer that cannot train the model is no reason to show nothing.
+            print(f"{name} cannot run {model}: {error}", file=sys.stderr)
+            steps.pop(name, None)
+    end = time.perf_counter() + seconds * len(steps)
+    while time.perf_counter() < end:
+        for name, step in steps.items():
+            step()  # warms the caches again after the others
+            for _ in range(3):
+                start = time.perf_counter()
+                step()
+                times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * statistics.median(values) for name, values in times.items() if values}
+
+
+def peak_memory(contender: str, model: str, batch: int) -> float | None:
+    """Peak resident MB of a process that does nothing else."""
+    command = [sys.executable, __file__, "--peak-of", contender, "--models", model, "--batches", str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    console = Console(width=110)
+    for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
+        table = Table(title=f"{model}, batch {batch}")
+        for column in ("", "ms a step", "x best plain SGD", "peak MB", "x plain SGD"):
+            table.add_column(column, justify="left" if not column else "right")
+        chosen = [row for row in rows if (row["model"], row["batch"]) == (model, batch)]
+        for row in chosen:
+            memory = "-" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}"
+            ratio = "-" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
+            table.add_row(
+                row["contender"], f"{row['milliseconds']:.2f}", f"{row['time_ratio']:.2f}", memory, ratio
+            )
+        console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 1024])
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender, model and batch")
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.peak_of:
+        step = prepare(options.peak_of, options.models[0], options.batches[0])
+        for _ in range(5):
+            step()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    for name in set(CONTENDERS) - set(options.contenders):
+        del CONTENDERS[name]
+    rows = []
+    for model in options.models:
+        for batch in options.batches:
+            times = step_times(model, batch, options.seconds)
+            memory = {
+                name: None if options.no_memory else peak_memory(name, model, batch) for name in times
+            }
+            best = min(value for name, value in times.items() if name.startswith("plain"))
+            least = min((memory[name] or 0.0) for name in times if name.startswith("plain"))
+            for name, value in times.items():
+                rows.append(
+                    {
+                        "model": model,
+                        "batch": batch,
+                        "contender": name,
+                        "milliseconds": value,
+                        "time_ratio": value / best,
+                        "peak_mb": memory[name],
+                        "memory_ratio": memory[name] / least if memory[name] and least else None,
+                    }
+                )
+            show(rows[-len(times) :])
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
