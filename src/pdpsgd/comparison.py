@@ -112,23 +112,25 @@ class Comparison:
 
     def table(self) -> Any:
         """As a rich table: accuracy, promised and proven epsilon per tier, share used, time."""
+        from rich import box
         from rich.table import Table
 
-        made = Table(
-            title=f"{self.data}, {self.people:,} people, {self.test_people:,} to test", title_justify="left"
+        title = f"{self.data}, {self.people:,} people, {self.test_people:,} to test"
+        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        made.add_column("mechanism", no_wrap=True)
+        made.add_column("accuracy, %", justify="right", no_wrap=True)
+        promised = " / ".join(tier.name for tier in self.outcomes[0].tiers)
+        made.add_column(
+            f"epsilon proven, of\n{promised} promised", justify="right", no_wrap=len(promised) < 24
         )
-        made.add_column("mechanism")
-        made.add_column("accuracy", justify="right")
-        for tier in self.outcomes[0].tiers:
-            made.add_column(f"epsilon {tier.name}\nproven", justify="right")
-        for name in ("of what is\nallowed, used", "noise", "seconds a run"):
+        for name in ("used", "noise", "seconds\na run"):
             made.add_column(name, justify="right")
         for outcome in self.outcomes:
             noise = [r.noise_multiplier for r in outcome.plan.rounds]
             made.add_row(
                 outcome.mechanism,
                 _with_error(outcome),
-                *("not proven" if tier.proven is None else f"{tier.proven:.3f}" for tier in outcome.tiers),
+                " / ".join("?" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
                 "" if outcome.used is None else f"{outcome.used:.1%}",
                 f"{min(noise):.2f}" if min(noise) == max(noise) else f"{min(noise):.2f} to {max(noise):.2f}",
                 f"{outcome.training_seconds:.1f}",
@@ -164,7 +166,12 @@ def compare(
 
     _check(mechanisms, seeds)
     outcomes = []
-    settings = {"plan": dict(plan_options or {}), "training": dict(training or {}), "seeds": list(seeds)}
+    settings = {
+        "plan": dict(plan_options or {}),
+        "training": dict(training or {}),
+        **{name: dict(options) for name, options in (options_of or {}).items()},
+        "seeds": list(seeds),
+    }
     for mechanism in mechanisms:
         own = dict((options_of or {}).get(mechanism, {}))
         outcomes.append(
@@ -305,10 +312,8 @@ def _mean_history(histories: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[
 
 
 def _with_error(outcome: Outcome) -> str:
-    error = outcome.standard_error
-    return (
-        f"{outcome.accuracy:.1%}" if error is None else f"{100 * outcome.accuracy:.1f} ± {100 * error:.1f} %"
-    )
+    mean, error = f"{100 * outcome.accuracy:.1f}", outcome.standard_error
+    return mean if error is None else f"{mean} ± {100 * error:.1f}"
 
 
 def _check(mechanisms: Sequence[str], seeds: Sequence[int]) -> None:
