@@ -52,7 +52,7 @@ def found(made: Plan) -> AuditResult:
         runs=20,
         shadow_models=6,
         false_alarm_rate=1e-6,
-        significance=1e-3,
+        significance=1e-6,
         seed=1,
     )
 
@@ -114,6 +114,29 @@ def test_an_audit_repeats_with_its_seed(made):
     one, two = (audit(made, canaries=30, seed=3) for _ in range(2))
     assert [row.measured for row in one.rows] == [row.measured for row in two.rows]
     assert one.conformance["mechanism"].checks == two.conformance["mechanism"].checks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mechanism": "adapdp", "rounds": 3},
+        {"mechanism": "idp-scale"},
+        {"mechanism": "pdp-sgd-exact", "rounds": 3, "drawn": "round"},
+        {
+            "mechanism": "pdp-sgd-fixed",
+            "rounds": 3,
+            "drawn": "round",
+            "bookkeeping": "as-published",
+            "seed": 1,
+        },
+    ],
+    ids=["fresh models", "clip scales", "drawn once a round", "as published"],
+)
+def test_every_kind_of_plan_can_be_audited(options):
+    """Correct training passes; each kind of false alarm has a chance of 1e-6."""
+    made = plan(Budgets(np.repeat([0.5, 1.0, 4.0], 50)), steps=30, batch_size=20, **options)
+    outcome = audit(made, canaries=60, seed=1, false_alarm_rate=1e-6, significance=1e-6)
+    assert outcome.passed, outcome.alarms
 
 
 def test_too_few_spare_records_are_refused(made):

@@ -145,7 +145,7 @@ def test_many_real_runs_stay_below_what_is_proven():
         balanced_thresholds=[
             rehearsed_threshold(history, 150, delta=DELTA, significance=0.05, balanced=True)
         ],
-        significance=1e-3,
+        significance=1e-6,
     )
     assert 0 < bound.gaussian <= plan.levels[0].proven_epsilon
     assert bound.measured <= plan.levels[0].proven_epsilon
