@@ -84,7 +84,7 @@ class ClippedGradients:
                 return 0
             if views > 1:
                 gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1
+            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
             norms = self._norms(gradients).mul_(scale)
             weights = clip_weights(norms, clip_norms).mul_(scale)
             count = 0
