@@ -16,23 +16,24 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd.accounting import accountant
-from pdpsgd.checkpoints import HasState, fingerprint_data, load, pack_optimizer, save, unpack_optimizer
-from pdpsgd.distributed import Ranks, digest_of_module
+from pdpsgd.distributed import Ranks
 from pdpsgd.errors import check_one_of, check_positive, fail
 from pdpsgd.execution import Chunk, Execution
 from pdpsgd.gradients import ClippedGradients
+from pdpsgd.journal import Journal
 from pdpsgd.loss_watch import LossWatch
 from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
 from pdpsgd.randomness import GUESSABLE, RandomSource
 from pdpsgd.records import match_records, records_of, to_device
-from pdpsgd.resuming import Journal, check_same_run, describe_model, describe_optimizer
+from pdpsgd.resuming import resume_run, save_run
 from pdpsgd.sampling import PoissonSampler
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pdpsgd.budgets import Budgets, IdArray, IntArray
+    from pdpsgd.checkpoints import HasState
     from pdpsgd.plans import Plan
 
 AS_PUBLISHED = "as-published bookkeeping, the plan tells who was drawn: not for release"
@@ -157,11 +158,10 @@ class PrivacyEngine:
         self.record_of_person = numbers
         self.records = records
         self.journal: Journal | None = None
-        self._data_fingerprint: str | None = None
         self._last_watch: LossWatch | None = None
         self._on_fresh_model = on_fresh_model
         self._loss_reduction = loss_reduction
-        self._options = {
+        self.options = {
             "loss_reduction": loss_reduction,
             "views": views,
             "max_physical_batch_size": max_physical_batch_size,
@@ -187,6 +187,7 @@ class PrivacyEngine:
         self.loader = PrivateLoader(self._execution, records, steps_per_epoch=steps_per_epoch)
         self.loader.inspect = self._watch if criterion is None else self._probe
         self._execution.finish_empty_step = self.optimizer.step
+        self._execution.seed_of_step = self._seed_of_step
         self._execution.when_handed_out = [self._begin_step, self.optimizer.begin]
         return module, self.optimizer, self.loader
 
@@ -220,82 +221,25 @@ class PrivacyEngine:
         )
 
     def save(self, path: str | os.PathLike[str], **others: HasState) -> None:
-        """Write a checkpoint between two steps: model, optimizer, position, key, and `others` (a scheduler,
-        say).
+        """Write a checkpoint between two steps: model, optimizer, position, key, `others` (schedulers, say).
 
         On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to
-        yourself, and call `close` (or `pdpsgd.checkpoints.erase_key`) when the run has ended.
+        yourself, and call `pdpsgd.checkpoints.erase_key` when the run has ended.
         """
-        tensors = {f"model.{name}": value for name, value in self.module.state_dict().items()}
-        packed: dict[str, Any] = {}
-        for name, other in {"optimizer": self.optimizer, **others}.items():
-            more, packed[name] = pack_optimizer(other, prefix=name)
-            tensors.update(more)
-        state = {
-            "run": self.description(),
-            "steps_done": self.steps_taken,
-            "forfeited": list(self._running.forfeited),
-            "source": {
-                "secure": self.source.secure,
-                "guessable": self.source.guessable,
-                "algorithm": self.source.algorithm,
-            },
-            "packed": packed,
-        }
-        self.ranks.check_same(model=digest_of_module(self.module) if self.ranks.world_size > 1 else "")
-        if self.ranks.first:
-            save(path, tensors, state, self.source.key_bytes())
-            if self.journal is not None:
-                self.journal.begin_anew()
-        self.ranks.wait()
+        save_run(self, path, others)
 
     def resume(self, path: str | os.PathLike[str], **others: HasState) -> None:
-        """Go on from a checkpoint: to be called after `make_private` with the same things, before the first
-        step.
+        """Go on from a checkpoint; to be called after `make_private` with the same things as before.
 
         Refuses another plan, other people, data, model, optimizer, options or number of ranks than the
         checkpoint was made with, a damaged file, and a run that has ended.
         """
-        if self.steps_taken:
-            fail(
-                "Expected a run that has not begun, to resume another in its place. Got one at step "
-                f"{self.steps_taken}."
-            )
-        checkpoint = self.ranks.spread_object(load(path) if self.ranks.first else None)
-        if checkpoint.key is None:
-            fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
-        self._use(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
-        check_same_run(checkpoint.state["run"], self.description(), place=str(path))
-        state = {name: checkpoint.tensors[f"model.{name}"] for name in self.module.state_dict()}
-        self.module.load_state_dict(state)
-        for name, other in {"optimizer": self.optimizer, **others}.items():
-            if name not in checkpoint.state["packed"]:
-                fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
-            unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
-        self._running.steps_done = checkpoint.state["steps_done"]
-        self._running.forfeited = list(checkpoint.state["forfeited"])
+        resume_run(self, path, others)
 
     def keep_journal(self, path: str | os.PathLike[str]) -> None:
         """Note what each step's noise meets, so that a resumed run cannot let it meet anything else."""
         if self.ranks.first:
             self.journal = self.optimizer.journal = Journal(Path(path), self.source)
-
-    def description(self) -> dict[str, Any]:
-        """What the run depends on, apart from the model's parameters: a resume must agree with all of it."""
-        # The digests of private data are keyed: without the key nobody can check a guess.
-        key = self.source.key_bytes()
-        people = (self.level_of_person, self.record_of_person)
-        if self._data_fingerprint is None:
-            self._data_fingerprint = fingerprint_data(self.records.source, key=key)
-        return {
-            "plan": self.plan.digest,
-            "people": fingerprint_data(people, key=key),
-            "data": self._data_fingerprint,
-            "model": describe_model(self.module),
-            "optimizer": describe_optimizer(self.optimizer.original),
-            "options": self._options,
-            "number of ranks": self.ranks.world_size,
-        }
 
     def forfeit_step(self) -> None:
         """Give up the batch in hand, for a reason that does not depend on it: its step counts as taken."""
@@ -308,6 +252,13 @@ class PrivacyEngine:
 
         return check_examples_do_not_mix(
             self.module, loss, inputs, targets, loss_reduction=self._loss_reduction
+        )
+
+    def draw_from(self, source: RandomSource) -> None:
+        """Take draws and noise from this source from now on."""
+        self.source = self.optimizer.source = source
+        self._running.sampler = PoissonSampler(
+            self.plan, self.level_of_person, source, rank=self.ranks.rank, world_size=self.ranks.world_size
         )
 
     def close(self) -> None:
@@ -325,13 +276,8 @@ class PrivacyEngine:
             fail("Expected make_private to have been called on this engine. It has not been.")
         return self._execution
 
-    def _use(self, source: RandomSource) -> None:
-        """Take draws and noise from this source from now on."""
-        self.source = self.optimizer.source = source
-        self._data_fingerprint = None
-        self._running.sampler = PoissonSampler(
-            self.plan, self.level_of_person, source, rank=self.ranks.rank, world_size=self.ranks.world_size
-        )
+    def _seed_of_step(self, step: int) -> int:
+        return step_seed(self.source, purpose="fetch", step=step, rank=self.ranks.rank)
 
     def _probe(self, batch: Any) -> None:
         """Try the criterion on the batch; not again once a batch was enough to tell."""
@@ -366,7 +312,7 @@ class PrivacyEngine:
             self._on_fresh_model(execution.round_index(chunk.step))
             self.ranks.spread_module(self.module)
             self.optimizer.state.clear()
-        seed_torch(self.source, step=chunk.step, rank=self.ranks.rank)
+        _seed_torch(step_seed(self.source, purpose="torch", step=chunk.step, rank=self.ranks.rank))
 
 
 def release_note(plan: Plan, source: RandomSource) -> str | None:
@@ -375,15 +321,19 @@ def release_note(plan: Plan, source: RandomSource) -> str | None:
     return "; ".join(notes) or None
 
 
-def seed_torch(source: RandomSource, *, step: int, rank: int = 0) -> None:
-    """Start torch's own generators anew for the step, from the key.
+def step_seed(source: RandomSource, *, purpose: str, step: int, rank: int = 0) -> int:
+    """A seed for what is random in a step besides draws and noise: augmentation, dropout.
 
-    Dropout and augmentation then repeat when a step is repeated after an interruption: were they to differ,
-    the step's noise would meet two different gradients.
+    It comes from the key and the step's number, so that these repeat when a step is repeated after an
+    interruption: were they to differ, the step's noise would meet two different gradients.
     """
     place = step.to_bytes(8, "little") + rank.to_bytes(8, "little")
-    digest = hashlib.blake2b(place, digest_size=8, key=source.key_bytes(), person=b"pdpsgd torch").digest()
-    seed = int.from_bytes(digest, "little") >> 1
+    person = f"pdpsgd {purpose}".encode()
+    digest = hashlib.blake2b(place, digest_size=8, key=source.key_bytes(), person=person).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)

@@ -36,6 +36,7 @@ class Chunk:
     clip_norms: Tensor
     first: bool
     last: bool
+    seed: int | None = None  # for whatever is random in reading the records
     added: bool = field(default=False)
 
     @property
@@ -68,6 +69,7 @@ class Execution:
         # What others want to do when a chunk is handed out, or when an empty batch was not stepped.
         self.when_handed_out: list[Callable[[Chunk], None]] = []
         self.finish_empty_step: Callable[[], None] = lambda: None
+        self.seed_of_step: Callable[[int], int] | None = None
         self.sampler = sampler
         self._level_of_person = level_of_person
         self._record_of_person = record_of_person
@@ -170,6 +172,7 @@ class Execution:
             records, norms = records[supplied], norms[supplied]
         size = self._limit or max(len(records), 1)
         starts = range(0, max(len(records), 1), size)
+        seed = None if self.seed_of_step is None else self.seed_of_step(step)
         for start in starts:
             yield Chunk(
                 step=step,
@@ -177,6 +180,7 @@ class Execution:
                 clip_norms=torch.from_numpy(norms[start : start + size]),
                 first=start == 0,
                 last=start == starts[-1],
+                seed=None if seed is None else seed ^ start,
             )
 
     def _follows(self, chunk: Chunk) -> bool:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pdpsgd.distributed import Ranks
     from pdpsgd.execution import Chunk, Execution
     from pdpsgd.gradients import ClippedGradients
+    from pdpsgd.journal import Journal
     from pdpsgd.loss_watch import LossWatch
     from pdpsgd.randomness import RandomSource
-    from pdpsgd.resuming import Journal
 
 
 class PrivateOptimizer(Optimizer):

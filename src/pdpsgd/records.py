@@ -6,8 +6,10 @@ one record or none. Somebody without a record is drawn like anyone and contribut
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from pdpsgd.checkpoints import fingerprint_data
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
@@ -31,9 +34,8 @@ Batch = Any
 class Records(Protocol):
     """The supplied records, and how to put some of them together as a batch."""
 
-    @property
-    def source(self) -> Any:
-        """What the records are taken from."""
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed digest of the data."""
 
     def __len__(self) -> int:
         """How many records there are (sensitive: people may have supplied none)."""
@@ -104,10 +106,14 @@ class TensorRecords:
         if len(sizes) != 1:
             fail(f"Expected tensors with the same number of records. Got {sorted(sizes)}.")
         self.tensors = tensors
-        self.source = tensors
+        self._fingerprint = cache(partial(_fingerprint, tensors))
 
     def __len__(self) -> int:
         return len(self.tensors[0])
+
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed digest of all tensors."""
+        return self._fingerprint(key)
 
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
         """Each chunk with its records as a list of tensors."""
@@ -120,17 +126,22 @@ class DatasetRecords:
     """Records fetched one by one from a map-style dataset and collated, by workers if there are any."""
 
     def __init__(self, dataset: Dataset[Any], loader: DataLoader[Any] | None) -> None:
-        self.source = self.dataset = dataset
+        self.dataset = dataset
         self.loader = loader
         self._empty: Batch = None
+        self._fingerprint = cache(partial(_fingerprint, dataset))
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed digest of some items."""
+        return self._fingerprint(key)
+
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
         """Each chunk with its records collated; workers fetch ahead (draws do not depend on the training)."""
         fetched: deque[Chunk] = deque()
-        for batch in self._torch_loader(_numbers(chunks, fetched)):
+        for batch in self._torch_loader(_seeds_and_numbers(chunks, fetched)):
             chunk = fetched.popleft()
             yield chunk, self.empty() if len(chunk.records) == 0 else batch
 
@@ -139,19 +150,22 @@ class DatasetRecords:
         if self._empty is None:
             if len(self) == 0:
                 fail("Expected at least one record, to know the shapes of a batch. Got none.")
-            collate = default_collate if self.loader is None else self.loader.collate_fn
-            self._empty = _first_none(collate([self.dataset[0]]))
+            self._empty = _first_none(self._collate([self.dataset[0]]))
         return self._empty
 
-    def _torch_loader(self, numbers: Iterable[list[int]]) -> Iterable[Batch]:
-        loader = self.loader
+    @property
+    def _collate(self) -> Callable[[list[Any]], Any]:
+        return default_collate if self.loader is None else self.loader.collate_fn
+
+    def _torch_loader(self, numbers: Iterable[list[int | None]]) -> Iterable[Batch]:
+        loader, items = self.loader, _SeededItems(self.dataset)
+        collate = _CollateUnlessEmpty(self._collate)
         if loader is None or loader.num_workers == 0:
-            collate = default_collate if loader is None else loader.collate_fn
-            return (collate([self.dataset[i] for i in some]) if some else None for some in numbers)
+            return (collate(items.__getitems__(some)) for some in numbers)
         return DataLoader(
-            self.dataset,
+            items,
             batch_sampler=numbers,
-            collate_fn=_CollateUnlessEmpty(loader.collate_fn),
+            collate_fn=collate,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
@@ -159,6 +173,45 @@ class DatasetRecords:
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
+
+
+class _SeededItems(Dataset[Any]):
+    """Items of a dataset, read under a seed of their step, so that random augmentation repeats with it."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, seed_and_numbers: list[int | None]) -> list[Any]:
+        seed, *numbers = seed_and_numbers
+        if seed is None or not numbers:
+            return [self.dataset[number] for number in numbers]
+        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            return [self.dataset[number] for number in numbers]
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+class _CollateUnlessEmpty:
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[Any]) -> Any:
+        return self.collate(items) if items else []
+
+
+def _seeds_and_numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterator[list[int | None]]:
+    for chunk in chunks:
+        fetched.append(chunk)
+        yield [chunk.seed, *chunk.records.tolist()]
+
+
+def _fingerprint(data: Any, key: bytes) -> str:
+    return fingerprint_data(data, key=key)
 
 
 def to_device(part: Any, device: torch.device | None) -> Any:
@@ -186,20 +239,6 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
-
-
-class _CollateUnlessEmpty:
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: list[Any]) -> Any:
-        return self.collate(items) if items else []
-
-
-def _numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterator[list[int]]:
-    for chunk in chunks:
-        fetched.append(chunk)
-        yield chunk.records.tolist()
 
 
 def _first_none(batch: Any) -> Any:

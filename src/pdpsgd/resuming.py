@@ -1,35 +1,90 @@
-"""Stopping and going on: what a checkpoint must agree with, and a journal of what noise has met.
+"""Stopping and going on: what a checkpoint holds, and what it must agree with.
 
 The danger is the same noise meeting different gradients: the difference of the two results has no noise at
 all. Draws and noise come from the key and the step's number, so a run that is killed and resumed repeats its
-steps exactly, as long as everything else is the same. Two things see to that. The checkpoint names what the
-run depends on, and a resume refuses anything else. And the journal remembers, for each step since the
-checkpoint, a secret projection of the sum that the step's noise was added to; if the sum is another one when
-the step is repeated (other code, say), the run stops before any noise.
+steps exactly, as long as everything else is the same. So the checkpoint names what the run depends on, and a
+resume refuses anything else. (`journal` catches what has no name.)
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from pdpsgd.checkpoints import HasState, fingerprint_data, load, pack_optimizer, save, unpack_optimizer
+from pdpsgd.distributed import digest_of_module
 from pdpsgd.errors import fail
+from pdpsgd.randomness import RandomSource
 
 if TYPE_CHECKING:
-    from pdpsgd.randomness import RandomSource
+    from pdpsgd.engine import PrivacyEngine
 
-# Rounding may differ between machines (1e-6 or so); other data, code or settings differ by far more.
-TOLERANCE = 1e-3
-_ENTRY = struct.Struct("<qdd")
+
+def save_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
+    """Write a checkpoint of the engine's run."""
+    ranks, source = engine.ranks, engine.source
+    tensors = {f"model.{name}": value for name, value in engine.module.state_dict().items()}
+    packed: dict[str, Any] = {}
+    for name, other in {"optimizer": engine.optimizer, **others}.items():
+        more, packed[name] = pack_optimizer(other, prefix=name)
+        tensors.update(more)
+    state = {
+        "run": describe_run(engine),
+        "steps_done": engine.execution.steps_done,
+        "forfeited": list(engine.execution.forfeited),
+        "source": {"secure": source.secure, "guessable": source.guessable, "algorithm": source.algorithm},
+        "packed": packed,
+    }
+    if ranks.world_size > 1:
+        ranks.check_same(model=digest_of_module(engine.module))
+    if ranks.first:
+        save(path, tensors, state, source.key_bytes())
+        if engine.journal is not None:
+            engine.journal.begin_anew()
+    ranks.wait()
+
+
+def resume_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
+    """Put the engine, which has not begun, where a checkpoint was made."""
+    if engine.steps_taken:
+        fail(
+            f"Expected a run that has not begun, to resume another one. Got one at step {engine.steps_taken}."
+        )
+    checkpoint = engine.ranks.spread_object(load(path) if engine.ranks.first else None)
+    if checkpoint.key is None:
+        fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
+    # First the key: the fingerprints of private data are keyed with it.
+    engine.draw_from(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
+    check_same_run(checkpoint.state["run"], describe_run(engine), place=str(path))
+    engine.module.load_state_dict(
+        {name: checkpoint.tensors[f"model.{name}"] for name in engine.module.state_dict()}
+    )
+    for name, other in {"optimizer": engine.optimizer, **others}.items():
+        if name not in checkpoint.state["packed"]:
+            fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
+        unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
+    engine.execution.steps_done = checkpoint.state["steps_done"]
+    engine.execution.forfeited = list(checkpoint.state["forfeited"])
+
+
+def describe_run(engine: PrivacyEngine) -> dict[str, Any]:
+    """What the run depends on, apart from the model's parameters: a resume must agree with all of it."""
+    # The digests of private data are keyed: without the key nobody can check a guess.
+    key = engine.source.key_bytes()
+    return {
+        "plan": engine.plan.digest,
+        "people": fingerprint_data((engine.level_of_person, engine.record_of_person), key=key),
+        "data": engine.records.fingerprint(key),
+        "model": describe_model(engine.module),
+        "optimizer": describe_optimizer(engine.optimizer.original),
+        "options": engine.options,
+        "number of ranks": engine.ranks.world_size,
+    }
 
 
 def describe_model(module: nn.Module) -> str:
@@ -67,67 +122,6 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, place: s
                 f"{after!r}. Resuming would let the same noise meet different gradients. Resume with what "
                 "the run was begun with, or begin a new run."
             )
-
-
-class Journal:
-    """For each step since the last checkpoint, a secret projection of the sum its noise was added to.
-
-    It is as secret as the key: readable by its owner only, and removed when the run ends.
-    """
-
-    def __init__(self, path: Path, source: RandomSource) -> None:
-        self.path = path
-        self._source = source
-        self._directions: list[Tensor] = []
-        self._met = _read(path)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def meet(self, step: int, sums: Sequence[Tensor]) -> None:
-        """Note that the step's noise is about to meet these sums; refuse if it has met others."""
-        projection, norm = self._project(sums)
-        if step in self._met:
-            before, size = self._met[step]
-            if not abs(projection - before) <= TOLERANCE * max(size, norm):
-                fail(
-                    f"Expected step {step} to repeat what it did before the run was interrupted. Got other "
-                    "gradients (other code, libraries or data?). Going on would let the same noise meet "
-                    "different gradients. Begin a new run."
-                )
-        else:
-            os.write(self._file, _ENTRY.pack(step, projection, norm))
-
-    def begin_anew(self) -> None:
-        """A checkpoint was saved: what came before is not going to be repeated."""
-        self._met = {}
-        os.ftruncate(self._file, 0)
-
-    def close(self, *, remove: bool) -> None:
-        """Stop writing; remove the file if the run has ended."""
-        os.close(self._file)
-        if remove:
-            self.path.unlink(missing_ok=True)
-
-    def _project(self, sums: Sequence[Tensor]) -> tuple[float, float]:
-        if not self._directions:
-            seed = hashlib.blake2b(
-                digest_size=32, key=self._source.key_bytes(), person=b"pdpsgd journal"
-            ).digest()
-            generator = np.random.default_rng(np.frombuffer(seed, dtype=np.uint32))
-            self._directions = [
-                torch.from_numpy(generator.standard_normal(total.numel(), dtype=np.float32)).to(total)
-                for total in sums
-            ]
-        flat = [total.reshape(-1) for total in sums]
-        projection = sum(float(d @ f) for d, f in zip(self._directions, flat, strict=True))
-        return projection, sum(float(f @ f) for f in flat) ** 0.5
-
-
-def _read(path: Path) -> dict[int, tuple[float, float]]:
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = len(content) - len(content) % _ENTRY.size  # the last entry may have been cut off
-    return {step: (projection, norm) for step, projection, norm in _ENTRY.iter_unpack(content[:whole])}
 
 
 def _narrow(name: str, before: Any, after: Any) -> tuple[str, Any, Any]:

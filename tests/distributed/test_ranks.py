@@ -16,7 +16,7 @@ import torch
 from pdpsgd.errors import PdpsgdError
 
 WORKER = Path(__file__).with_name("worker.py")
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 def load_worker():
@@ -52,7 +52,11 @@ class Finished:
             )
             for rank in range(world_size)
         ]
-        self.errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+        try:
+            self.errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
         self.codes = [process.returncode for process in processes]
 
     def found(self, what):

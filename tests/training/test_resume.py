@@ -6,16 +6,19 @@ import errno
 import importlib.util
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd import checkpoints
 from pdpsgd.errors import PdpsgdError
@@ -274,3 +277,32 @@ def test_settings_and_plan_are_there_before_the_first_step(problem, tmp_path, cr
         problem.fit(run_folder=tmp_path)
     assert json.loads((tmp_path / "settings.json").read_text())["momentum"] == 0.9
     assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 0
+
+
+class Augmented(Dataset):
+    """A dataset that shakes its items with all the generators people use."""
+
+    def __init__(self, problem):
+        self.problem = problem
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        shake = 0.1 * torch.randn(5) + 0.1 * random.random() + 0.1 * float(np.random.rand())  # noqa: NPY002
+        return self.problem.inputs[index] + shake, self.problem.targets[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_augmentation_in_a_dataset_repeats_when_a_run_is_resumed(
+    problem, tmp_path, crash, flat, workers
+):
+    def data():
+        return DataLoader(Augmented(problem), num_workers=workers)
+
+    whole = problem.fit(data=data())
+    crash(17)
+    with pytest.raises(Crash):
+        problem.fit(data=data(), run_folder=tmp_path, checkpoint_every=5)
+    resumed = problem.fit(data=data(), run_folder=tmp_path, checkpoint_every=5, resume=True)
+    assert torch.equal(flat(resumed), flat(whole))
