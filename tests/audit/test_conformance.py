@@ -31,7 +31,7 @@ RARELY = 1e-6
 
 def plan_of(
     *,
-    steps: int = 250,
+    steps: int = 150,
     noise: float = 0.7,
     people: tuple[int, ...] = (10, 10),
     rates: tuple[float, ...] = (0.15, 0.4),
@@ -48,7 +48,7 @@ def plan_of(
 def conformance(
     plan: Plan | None = None,
     *,
-    per_tier: int = 80,
+    per_tier: int = 60,
     seed: int = 1,
     source: type[RandomSource] = RandomSource,
     tamper: faults.Tamper | None = None,
