@@ -1,1 +1,23 @@
-"""Attacks on our own training, and tests that it does what its plan says."""
+"""Attacks on our own training, and tests that it does what its plan says: `audit` makes them all.
+
+Torch is loaded when something that trains is first used; the bounds need numpy and scipy only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdpsgd.audit.auditing import Subject, audit
+    from pdpsgd.audit.result import AuditResult
+
+__all__ = ["AuditResult", "Subject", "audit"]
+
+_LOADED_ON_USE = {"AuditResult": "result", "Subject": "auditing", "audit": "auditing"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LOADED_ON_USE:
+        return getattr(import_module(f"pdpsgd.audit.{_LOADED_ON_USE[name]}"), name)
+    raise AttributeError(f"module 'pdpsgd.audit' has no attribute {name!r}")
