@@ -336,10 +336,11 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
 
 
 def seeds_chart(rows: Rows, palette: Palette) -> Chart:
-    """Accuracy of each mechanism, a dot a seed and a mark at the mean; `rows` have mechanism, seed, value,
-    mean."""
-    alt = _altair()
+    """Accuracy of each mechanism: a dot a seed, a mark at the mean.
 
+    `rows` have mechanism, seed, value, mean.
+    """
+    alt = _altair()
     names = list(dict.fromkeys(row["mechanism"] for row in rows))
     scale = alt.Scale(zero=False, nice=True)
     base = alt.Chart(_data(rows)).encode(y=alt.Y("mechanism:N", sort=names, title=None))
@@ -356,10 +357,10 @@ def seeds_chart(rows: Rows, palette: Palette) -> Chart:
         alt.Tooltip("mean:Q", format=".1%"),
     ]
     means = base.mark_tick(thickness=3, size=26, color=palette.promised, opacity=1).encode(
-        x=x, tooltip=tooltip
+        x="mean:Q", tooltip=tooltip
     )
-    dots = base.mark_circle(size=60, opacity=0.8, color=palette.accent).encode(x="value:Q", tooltip=tooltip)
-    return (means + dots).properties(height=max(90, 40 * len(names)))
+    dots = base.mark_circle(size=60, opacity=0.8, color=palette.accent).encode(x=x, tooltip=tooltip)
+    return (dots + means).properties(height=max(90, 40 * len(names)))
 
 
 def used_chart(rows: Rows, palette: Palette) -> Chart:

@@ -48,10 +48,19 @@ def main() -> None:
     app(prog_name="pdpsgd")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from pdpsgd import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def _pdpsgd(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """Train models so that every person gets the privacy they asked for.
@@ -59,14 +68,9 @@ def _pdpsgd(
     \b
     Start with a plan for a made-up list of people, or train and compare on a small benchmark:
       pdpsgd plan --tiers 1:0.34,2:0.43,3:0.23 --people 60000
-      pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
-      pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --seeds 3
+      pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256 --learning-rate 2
+      pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256
     """
-    if version:
-        from pdpsgd import __version__
-
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 def _say(kind: str, message: str) -> None:

@@ -59,7 +59,7 @@ def _overview(made: Comparison) -> list[str]:
         (
             outcome.mechanism,
             _accuracy_of(outcome),
-            *("not proven" if tier.proven is None else f"{tier.proven:.3f}" for tier in outcome.tiers),
+            *("not proven" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
             "" if outcome.used is None else f"{outcome.used:.1%}",
             _noise_of(outcome),
             f"{outcome.training_seconds:.1f} s",

@@ -1,0 +1,212 @@
+"""`pdpsgd train` and `pdpsgd compare`: own data without writing Python."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdpsgd import Plan
+
+SMALL = ("--steps", "8", "--batch-size", "30", "--no-report", "--quiet")
+TABLE = ("--label", "income", "--id-column", "person", "--delta-column", "delta")
+
+
+def check(result: Any) -> None:
+    assert result.exit_code == 0, (result.output, result.exception)
+
+
+def test_a_table_becomes_a_folder_with_a_promise_for_each_person(
+    run: Callable[..., Any], people: Path
+) -> None:
+    check(run("train", people, *TABLE, *SMALL, "--run-folder", "run", "--json", "figures.json"))
+    files = {path.name for path in Path("run").iterdir()}
+    assert {"plan.json", "model.safetensors", "settings.json", "history.jsonl", "promises.csv"} <= files
+    rows = list(csv.DictReader(Path("run/promises.csv").read_text().splitlines()))
+    asked = {r["person"]: float(r["epsilon"]) for r in csv.DictReader(people.read_text().splitlines())}
+    assert {row["id"]: float(row["asked_epsilon"]) for row in rows} == asked
+    assert all(float(row["proven_epsilon"]) <= float(row["asked_epsilon"]) for row in rows)
+    assert json.loads(Path("figures.json").read_text())["steps"] == 8
+
+
+def test_a_schema_read_from_the_data_is_kept_apart_and_the_result_says_so(
+    run: Callable[..., Any], people: Path
+) -> None:
+    loud = tuple(option for option in SMALL if option != "--quiet")
+    result = run("train", people, *TABLE, *loud, "--run-folder", "run")
+    assert "NOT covered by the privacy promise" in " ".join(result.output.split())
+    drafts = [path.name for path in Path("run").glob("*schema*")]
+    assert drafts == ["SENSITIVE-do-not-publish-schema-draft.toml"]
+
+
+def test_a_drafted_and_confirmed_schema_is_used_as_it_is(run: Callable[..., Any], people: Path) -> None:
+    budgets = ("--epsilon-column", "epsilon", "--delta-column", "delta")
+    check(
+        run("data", "schema", people, "--label", "income", "--id-column", "person", *budgets, "-o", "s.toml")
+    )
+    text = Path("s.toml").read_text().replace("confirmed = false", "confirmed = true")
+    Path("s.toml").write_text(text)
+    check(
+        run("train", people, "--schema", "s.toml", "--delta-column", "delta", *SMALL, "--run-folder", "run")
+    )
+    assert Path("run/schema.toml").exists()
+    assert json.loads(Path("run/settings.json").read_text())["notes"] == []
+
+
+def test_people_set_aside_to_test_on_are_off_the_list(run: Callable[..., Any], people: Path) -> None:
+    check(
+        run(
+            "train", people, *TABLE, *SMALL, "--test-share", "0.25", "--run-folder", "run", "--json", "f.json"
+        )
+    )
+    tested = json.loads(Path("f.json").read_text())["evaluation"]["people"]
+    assert Plan.from_json(Path("run/plan.json").read_text()).people == 120 - tested
+    assert 10 < tested < 60
+
+
+def test_somebody_on_the_list_may_have_supplied_nothing(run: Callable[..., Any], people: Path) -> None:
+    lines = people.read_text().splitlines()
+    listed = [
+        "person,epsilon",
+        *(f"{line.split(',')[0]},{line.split(',')[3]}" for line in lines[1:]),
+        "shy,1",
+    ]
+    Path("list.csv").write_text("\n".join(listed) + "\n")
+    check(run("train", people, *TABLE[:4], "--budgets", "list.csv", *SMALL, "--run-folder", "run"))
+    assert Plan.from_json(Path("run/plan.json").read_text()).people == 121
+
+
+def test_a_record_of_somebody_who_is_not_on_the_list_is_refused(
+    run: Callable[..., Any], people: Path
+) -> None:
+    Path("list.csv").write_text("person,epsilon\n" + "".join(f"p{number},2\n" for number in range(100)))
+    result = run("train", people, *TABLE[:4], "--budgets", "list.csv", *SMALL, "--run-folder", "run")
+    assert result.exit_code == 2
+    assert "on the list" in " ".join(result.output.split())
+
+
+def test_images_from_an_npz_file_train_the_user_s_own_network(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, 255, (80, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", inputs=inputs, targets=rng.integers(0, 3, 80), classes=["a", "b", "c"])
+    (tmp_path / "my_own_networks.py").write_text(
+        "from torch import nn\n"
+        "def tiny(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(36, classes))\n"
+    )
+    model = ("--model", "my_own_networks:tiny")
+    check(run("train", "images.npz", "--tiers", "1:0.5,4:0.5", *model, *SMALL, "--run-folder", "run"))
+    assert json.loads(Path("run/settings.json").read_text())["model"] == "my_own_networks:tiny"
+
+
+def test_settings_come_from_a_file_and_the_command_line_comes_first(
+    run: Callable[..., Any], people: Path
+) -> None:
+    Path("run.toml").write_text(
+        'label = "income"\nid-column = "person"\ndelta_column = "delta"\nsteps = 5\nlearning-rate = 0.25\n'
+    )
+    check(run("train", people, "--config", "run.toml", *SMALL, "--run-folder", "run"))
+    assert json.loads(Path("run/settings.json").read_text())["learning_rate"] == 0.25
+    assert Plan.from_json(Path("run/plan.json").read_text()).steps == 8
+
+
+def test_tiers_in_a_settings_file_are_a_table(run: Callable[..., Any], people: Path) -> None:
+    Path("run.toml").write_text("[tiers]\n1 = 0.5\n3 = 0.5\n")
+    check(run("train", people, *TABLE[:4], "--config", "run.toml", *SMALL, "--run-folder", "run"))
+    plan = Plan.from_json(Path("run/plan.json").read_text())
+    assert [level.epsilon for level in plan.levels] == [1, 3]
+
+
+def test_an_unknown_setting_is_refused_with_a_suggestion(run: Callable[..., Any], people: Path) -> None:
+    Path("run.toml").write_text("learningrate = 1\n")
+    result = run("train", people, "--config", "run.toml")
+    assert result.exit_code == 2
+    assert "learning_rate" in result.output
+
+
+def test_a_ready_plan_is_verified_before_it_is_used(run: Callable[..., Any], people: Path) -> None:
+    budgets = ("--id-column", "person", "--delta-column", "delta")
+    check(
+        run("plan", people, *budgets, "--steps", "8", "--batch-size", "30", "--json", "plan.json", "--quiet")
+    )
+    made = json.loads(Path("plan.json").read_text())
+    made["rounds"][0]["noise_multiplier"] /= 3
+    Path("broken.json").write_text(json.dumps(made))
+    check(run("train", people, *TABLE, "--plan", "plan.json", *SMALL, "--run-folder", "one"))
+    result = run("train", people, *TABLE, "--plan", "broken.json", *SMALL, "--run-folder", "two")
+    assert result.exit_code == 2
+    assert "Do not train with this plan" in " ".join(result.output.split())
+
+
+def test_a_finished_run_is_not_trained_over(run: Callable[..., Any], people: Path) -> None:
+    check(run("train", people, *TABLE, *SMALL, "--run-folder", "run"))
+    result = run("train", people, *TABLE, *SMALL, "--run-folder", "run")
+    assert result.exit_code == 2
+    assert "without a finished run" in result.output
+
+
+def test_without_a_folder_each_run_gets_a_new_one(run: Callable[..., Any], people: Path) -> None:
+    for _ in range(2):
+        check(run("train", people, *TABLE, *SMALL))
+    assert {path.name for path in Path("runs").iterdir()} == {
+        "people-pdp-sgd-exact",
+        "people-pdp-sgd-exact-2",
+    }
+
+
+def test_batch_sizes_and_losses_are_written_only_if_asked_for(run: Callable[..., Any], people: Path) -> None:
+    check(run("train", people, *TABLE, *SMALL, "--run-folder", "usual"))
+    check(run("train", people, *TABLE, *SMALL, "--run-folder", "asked", "--sensitive"))
+    usual = "".join(path.read_text() for path in Path("usual").glob("*.json*"))
+    assert "batch_size" not in usual.replace("expected_batch_size", "").replace("physical_batch_size", "")
+    assert "training_loss" not in usual
+    assert Path("asked/SENSITIVE-do-not-publish.jsonl").exists()
+    assert not list(Path("usual").glob("SENSITIVE-do-not-publish.jsonl"))
+
+
+def test_a_comparison_puts_mechanisms_side_by_side(run: Callable[..., Any], people: Path) -> None:
+    options = ("--mechanisms", "dp-sgd,pdp-sgd-exact", "--seeds", "2", "--test-share", "0.3")
+    check(run("compare", people, *TABLE, *options, *SMALL, "--json", "c.json"))
+    found = json.loads(Path("c.json").read_text())
+    uniform, personal = found["outcomes"]
+    assert uniform["mechanism"] == "dp-sgd"
+    assert uniform["used"] < personal["used"]
+    assert uniform["seeds"] == personal["seeds"] == [0, 1]
+
+
+def test_the_same_seeds_give_the_same_comparison(run: Callable[..., Any], people: Path) -> None:
+    options = ("--mechanisms", "pdp-sgd-exact", "--seeds", "1", "--test-share", "0.3")
+    for name in ("one.json", "two.json"):
+        check(run("compare", people, *TABLE, *options, *SMALL, "--json", name))
+    one, two = (json.loads(Path(name).read_text())["outcomes"][0] for name in ("one.json", "two.json"))
+    assert one["history"] == two["history"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "digits"), "Expected what people allow"),
+        (("train", "people.csv"), "--label"),
+        (("train", "nothing.csv", "--label", "x"), "There is no such file"),
+        (("train", "people.csv", *TABLE, "--test-share", "1.5"), "test_share"),
+        (("train", "people.csv", *TABLE, "--resume"), "--run-folder"),
+        (("train", "people.csv", *TABLE, "--model", "nothing:here"), "nothing:here"),
+        (("train", "people.csv", *TABLE, "--optimizer-option", "nesterov"), "name=value"),
+        (("compare", "people.csv", *TABLE), "Expected test people"),
+        (("compare", "people.csv", *TABLE, "--test-share", "0.3", "--seeds", "0"), "--seeds >= 1"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(
+    run: Callable[..., Any], people: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run(*arguments, "--steps", "3", "--batch-size", "20")
+    assert result.exit_code == 2, result.exception
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
