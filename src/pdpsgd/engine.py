@@ -159,6 +159,7 @@ class PrivacyEngine:
         self.records = records
         self.journal: Journal | None = None
         self._last_watch: LossWatch | None = None
+        self._round_begun = -1  # a step may be handed out twice, but its round begins once
         self._on_fresh_model = on_fresh_model
         self._loss_reduction = loss_reduction
         self.options = {
@@ -303,13 +304,12 @@ class PrivacyEngine:
         if not chunk.first:
             return
         execution = self._running
-        if (
-            chunk.step > 0
-            and execution.starts_round(chunk.step)
-            and execution.round_of(chunk.step).fresh_model
-        ):
+        index = execution.round_index(chunk.step)
+        begins = execution.starts_round(chunk.step) and index > self._round_begun
+        self._round_begun = max(index, self._round_begun)
+        if begins and index > 0 and self.plan.rounds[index].fresh_model:
             assert self._on_fresh_model is not None
-            self._on_fresh_model(execution.round_index(chunk.step))
+            self._on_fresh_model(index)
             self.ranks.spread_module(self.module)
             self.optimizer.state.clear()
         _seed_torch(step_seed(self.source, purpose="torch", step=chunk.step, rank=self.ranks.rank))

@@ -109,7 +109,7 @@ class Trainer:
         self.learning_rates = [group["lr"] for group in self.engine.optimizer.param_groups]
         if folder is None:
             return
-        if folder.begun:
+        if self.engine.ranks.spread_object(folder.begun):  # as rank 0 sees it
             self.engine.resume(folder.checkpoint, training=self)
             self.engine.keep_journal(folder.journal)
         else:
@@ -163,7 +163,8 @@ class Trainer:
         """Take the plan's remaining steps."""
         engine, optimizer = self.engine, self.engine.optimizer
         bar = ProgressBar(self.plan, show=progress and engine.ranks.first, begin=engine.steps_taken)
-        with bar, _interruptible() as interrupted:
+        # On many ranks each would stop at a step of its own.
+        with bar, _interruptible(catch=engine.ranks.world_size == 1) as interrupted:
             for batch in engine.loader:
                 self._set_learning_rate(engine.steps_taken)
                 self._backward(batch)
@@ -317,10 +318,10 @@ def check_augment(augment: Callable[[Any], Any], inputs: Any) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
+def _interruptible(*, catch: bool) -> Iterator[threading.Event]:
     """Let Ctrl-C end the step in hand first; a second Ctrl-C ends at once."""
     interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if not catch or threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
 
