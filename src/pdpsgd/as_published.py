@@ -13,7 +13,7 @@ from pdpsgd.accounting import Accountant, Exposure
 from pdpsgd.accounting import accountant as accountant_by_name
 from pdpsgd.budgets import Budgets, FloatArray
 from pdpsgd.errors import check_one_of, fail
-from pdpsgd.levels import Roster, assign, make_levels
+from pdpsgd.levels import Roster, make_levels
 from pdpsgd.mechanisms import MECHANISMS, adapdp, pdp_sgd, sampling
 from pdpsgd.mechanisms.thresholded import split_evenly
 from pdpsgd.noise_search import smallest_noise_multiplier
@@ -60,7 +60,7 @@ def plan_as_published(
         fail("As-published bookkeeping takes one delta for all and finite budgets: the paper has no others.")
     delta = float(budgets.delta[0])
     levels = make_levels(budgets, max_levels)
-    level = assign(levels.epsilon, levels.delta, budgets)
+    level = levels.of_person
     left = levels.epsilon[level].copy()
     coins = np.random.default_rng(seed)
     most = 1 if mechanism == "sampling" else rounds or MECHANISMS[mechanism].default_rounds
@@ -78,7 +78,16 @@ def plan_as_published(
         made.append((count, sigma, rate, tau))
         left = np.where(drawn[-1], np.maximum(left - tau, 0.0), left)
     return _assemble(
-        budgets, mechanism, by, max_grad_norm, delta, levels.epsilon, level, drawn, made, mechanism == "adapdp"
+        budgets,
+        mechanism,
+        by,
+        max_grad_norm,
+        delta,
+        levels.epsilon,
+        level,
+        drawn,
+        made,
+        mechanism == "adapdp",
     )
 
 

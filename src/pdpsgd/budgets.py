@@ -46,7 +46,9 @@ class Budgets:
         allow_infinite: bool = False,
     ) -> None:
         names = None if ids is None else np.asarray(ids)
-        self._set(epsilon, delta, names, lambda i: f"person {i if names is None else names[i]}", allow_infinite)
+        self._set(
+            epsilon, delta, names, lambda i: f"person {i if names is None else names[i]}", allow_infinite
+        )
 
     def _set(
         self,
@@ -72,7 +74,11 @@ class Budgets:
             ids = np.arange(epsilons.size)
         else:
             _check_ids(ids, place)
-        for name, values in (("epsilon", epsilons), ("delta", np.broadcast_to(deltas, epsilons.shape)), ("ids", ids)):
+        for name, values in (
+            ("epsilon", epsilons),
+            ("delta", np.broadcast_to(deltas, epsilons.shape)),
+            ("ids", ids),
+        ):
             frozen = values.view()
             frozen.flags.writeable = False
             object.__setattr__(self, name, frozen)
@@ -89,7 +95,11 @@ class Budgets:
 
     @classmethod
     def from_mapping(
-        cls, budgets: Mapping[Any, float | tuple[float, float]], delta: float = 1e-5, *, allow_infinite: bool = False
+        cls,
+        budgets: Mapping[Any, float | tuple[float, float]],
+        delta: float = 1e-5,
+        *,
+        allow_infinite: bool = False,
     ) -> Budgets:
         """Budgets from {id: epsilon} or {id: (epsilon, delta)}.
 
@@ -193,7 +203,9 @@ def _exponential_shares(groups: int, k: float) -> FloatArray:
     growth = np.exp(k * positions)
     shares = 1.8064 / growth.mean() * growth - 1.715
     if shares.min() < 0:
-        fail(f"Expected k between about -0.2 and 0.2: beyond, the smallest group would have a negative size. Got k={k!r}.")
+        fail(
+            f"Expected k between about -0.2 and 0.2: beyond, the smallest group would have a negative size. Got k={k!r}."
+        )
     return np.asarray(shares, dtype=float)
 
 
@@ -235,7 +247,9 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
     repeated = polars.Series("id", ids).is_duplicated().to_numpy()
     if repeated.any():
         first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
-        fail(f"Expected each id once. Got {ids[second].item()!r} for {place(int(first))} and again for {place(int(second))}.")
+        fail(
+            f"Expected each id once. Got {ids[second].item()!r} for {place(int(first))} and again for {place(int(second))}."
+        )
 
 
 def _first_non_number(column: IdArray) -> tuple[int, Any]:

@@ -24,9 +24,7 @@ CLIPPING_MARGIN = 1 - 2**-10
 # Below this, squares of float32 numbers lose digits or vanish: such a norm counts as this large.
 SMALLEST_NORM = 1e-16
 
-_watching: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
-    weakref.WeakKeyDictionary()
-)
+_watching: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = weakref.WeakKeyDictionary()
 
 
 class ClippedGradients:
@@ -44,9 +42,7 @@ class ClippedGradients:
         self.module = module
         self._recorder, self._watched = watch(module)
         self.sums: dict[nn.Parameter, Tensor] = {
-            parameter: torch.zeros(
-                parameter.shape, dtype=_accurate_dtype(parameter), device=parameter.device
-            )
+            parameter: torch.zeros(parameter.shape, dtype=_accurate_dtype(parameter), device=parameter.device)
             for parameter in module.parameters()
             if parameter.requires_grad
         }

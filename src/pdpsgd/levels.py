@@ -35,6 +35,7 @@ class Levels:
     delta: FloatArray
     people: IntArray
     average_loss: float
+    of_person: IntArray
 
     def __len__(self) -> int:
         return int(self.epsilon.size)
@@ -68,7 +69,7 @@ def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
     never = (budgets.epsilon < SMALLEST_EPSILON) | (deltas == 0)
     groups: list[_Group] = []
     fixed: list[tuple[float, float]] = [(0.0, float(deltas[never].min()))] if never.any() else []
-    for delta in np.unique(deltas[~never]):
+    for delta in _distinct(deltas)[_distinct(deltas) > 0]:
         epsilons = budgets.epsilon[~never & (deltas == delta)]
         finite = epsilons[np.isfinite(epsilons)]
         if finite.size < epsilons.size:
@@ -78,14 +79,18 @@ def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
     room = max_levels - len(fixed)
     if room < len(groups):
         fail(f"Expected max_levels >= {len(groups) + len(fixed)} for these budgets. Got {max_levels}.")
-    splits = [(e, group.delta) for group in _split(groups, room) for e in [group.epsilons[0]]]
-    epsilon, delta_column = np.array(sorted(fixed + splits, key=lambda level: (level[1], level[0]))).T
+    split = [(float(group.epsilons[0]), group.delta) for group in _split(groups, room)]
+    epsilon, delta_column = np.array(sorted(fixed + split, key=lambda level: (level[1], level[0]))).T
     index = assign(epsilon, delta_column, budgets)
     people = np.bincount(index, minlength=epsilon.size)
-    finite_people = ~never & np.isfinite(budgets.epsilon)
-    kept = epsilon[index[finite_people]] / budgets.epsilon[finite_people]
-    loss = float(1 - kept.mean()) if kept.size else 0.0
-    return Levels(epsilon, delta_column, people, loss)
+    return Levels(epsilon, delta_column, people, _average_loss(epsilon[index], budgets.epsilon), index)
+
+
+def _average_loss(kept: FloatArray, asked: FloatArray) -> float:
+    counted = (asked >= SMALLEST_EPSILON) & (kept > 0) & np.isfinite(asked)
+    if counted.all():
+        return float(1 - np.mean(kept / asked))
+    return float(1 - np.mean(kept[counted] / asked[counted])) if counted.any() else 0.0
 
 
 def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray:
@@ -100,6 +105,13 @@ def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray
     index[never] = unused[0] if unused.size else -1
     used = np.flatnonzero(epsilon > 0)
     person_delta = _round_down(budgets.delta, np.unique(delta[used])) if used.size else np.zeros(len(budgets))
+    if (
+        used.size == epsilon.size
+        and np.all(delta == delta[0])
+        and (np.diff(epsilon) > 0).all()
+        and not never.any()
+    ):
+        return np.searchsorted(epsilon, budgets.epsilon, side="right") - 1
     for value in np.unique(person_delta[~never]):
         members = np.flatnonzero(~never & (person_delta == value))
         level = used[delta[used] == value]
@@ -118,7 +130,9 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
     elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
         index = assign(epsilon, delta, budgets)
     else:
-        fail("This plan has several levels with the same budget: who is on which stands in its roster, which is missing.")
+        fail(
+            "This plan has several levels with the same budget: who is on which stands in its roster, which is missing."
+        )
     lost = (index < 0) | (epsilon[index] > budgets.epsilon) | (delta[index] > budgets.delta)
     if lost.any():
         person = int(lost.argmax())
@@ -162,25 +176,34 @@ class _Group:
 
     @classmethod
     def of(cls, epsilons: FloatArray, delta: float) -> _Group:
-        values, counts = np.unique(epsilons, return_counts=True)
-        weights = counts / values
-        if values.size > FINEST_BINS:
-            # Bins of equal ratio, each at its smallest member, so fine that what they lose does not matter.
-            ratio = np.log(values / values[0])
-            starts = np.unique(np.searchsorted(ratio, np.linspace(0, ratio[-1], FINEST_BINS)))
-            starts = starts[starts < values.size]
-            counts, weights = np.add.reduceat(counts, starts), np.add.reduceat(weights, starts)
-            values = values[starts]
+        if epsilons.size > FINEST_BINS and np.unique(epsilons[:FINEST_BINS]).size > FINEST_BINS // 4:
+            # Practically all different: bins of equal ratio, each at its lower edge, so fine that what they lose does not
+            # matter, and no need to sort millions of people.
+            low, high = float(epsilons.min()), float(epsilons.max())
+            width = max(np.log(high / low) / (FINEST_BINS - 1), 1e-12)
+            place = (np.log(epsilons / low) / width).astype(np.int64)
+            counts = np.bincount(place, minlength=FINEST_BINS)
+            values = low * np.exp(width * np.arange(counts.size)) * (1 - 1e-12)
+            weights = np.bincount(place, weights=1 / epsilons, minlength=FINEST_BINS)
+            filled = counts > 0
+            values, counts, weights = values[filled], counts[filled], weights[filled]
+        else:
+            values, counts = np.unique(epsilons, return_counts=True)
+            weights = counts / values
         return cls(values, np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(weights)), delta)
 
     @property
     def loss(self) -> float:
         """Sum over people of the share of epsilon that they give up."""
-        return float((self.count[-1] - self.count[0]) - self.epsilons[0] * (self.inverse[-1] - self.inverse[0]))
+        return float(
+            (self.count[-1] - self.count[0]) - self.epsilons[0] * (self.inverse[-1] - self.inverse[0])
+        )
 
     def halves(self) -> tuple[_Group, _Group]:
         """The two parts that together lose least."""
-        right = (self.count[-1] - self.count[1:-1]) - self.epsilons[1:] * (self.inverse[-1] - self.inverse[1:-1])
+        right = (self.count[-1] - self.count[1:-1]) - self.epsilons[1:] * (
+            self.inverse[-1] - self.inverse[1:-1]
+        )
         left = (self.count[1:-1] - self.count[0]) - self.epsilons[0] * (self.inverse[1:-1] - self.inverse[0])
         cut = int(np.argmin(left + right)) + 1
         return (
@@ -210,8 +233,13 @@ def _split(groups: list[_Group], room: int) -> list[_Group]:
     return [group for _, _, group in heap]
 
 
+def _distinct(values: FloatArray) -> FloatArray:
+    """Sorted distinct values; one value for all (a broadcast array) is known without looking at everybody."""
+    return values[:1] if values.strides == (0,) else np.unique(values)
+
+
 def _delta_levels(delta: FloatArray, most: int) -> FloatArray:
-    values = np.unique(delta)
+    values = _distinct(delta)
     if values.size <= most:
         return values
     positive = delta[delta > 0]
@@ -220,5 +248,7 @@ def _delta_levels(delta: FloatArray, most: int) -> FloatArray:
 
 
 def _round_down(values: FloatArray, to: FloatArray) -> FloatArray:
+    if values.strides == (0,) and values.size:
+        return np.broadcast_to(_round_down(values[:1].copy(), to), values.shape)
     place = np.searchsorted(to, values, side="right") - 1
     return np.where(place >= 0, to[np.maximum(place, 0)], 0.0)

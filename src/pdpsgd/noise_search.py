@@ -41,7 +41,9 @@ def smallest_noise_multiplier(
 
     spent = by.epsilon(history, delta)
     if spent > target_epsilon:
-        fail(f"No noise can keep a total of epsilon={target_epsilon:g} at delta={delta:g}: {spent:g} is spent already.")
+        fail(
+            f"No noise can keep a total of epsilon={target_epsilon:g} at delta={delta:g}: {spent:g} is spent already."
+        )
     low, high = 0.0, 1.0
     while total(high) > target_epsilon:
         low, high = high, 2 * high

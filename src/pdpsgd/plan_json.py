@@ -152,7 +152,9 @@ def _read_roster(document: dict[str, Any], levels: int) -> Roster | None:
     ids, level = np.array(_list("ids", people, "people")), _list("levels", people, "people")
     places = np.array([_whole(f"people.levels[{i}]", value) for i, value in enumerate(level)], dtype=np.int64)
     if ids.shape != places.shape or (places.size and places.max() >= levels):
-        fail(f"Expected people.levels to give one of the {levels} levels for each of the {ids.size} people.ids.")
+        fail(
+            f"Expected people.levels to give one of the {levels} levels for each of the {ids.size} people.ids."
+        )
     return Roster(ids, places)
 
 

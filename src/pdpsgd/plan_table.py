@@ -41,14 +41,18 @@ def allowed_and_used(plan: Plan) -> tuple[float, float | None]:
     allowed = math.fsum(level.people * level.epsilon for level in finite)
     if any(level.proven_epsilon is None for level in finite):
         return allowed, None
-    return allowed, math.fsum(level.people * min(level.proven_epsilon or 0.0, level.epsilon) for level in finite)
+    return allowed, math.fsum(
+        level.people * min(level.proven_epsilon or 0.0, level.epsilon) for level in finite
+    )
 
 
 def table(plan: Plan) -> Table:
     """The plan as a rich table."""
     from rich.table import Table
 
-    made = Table(title=f"{plan.mechanism}, {plan.people:,} people, {plan.steps:,} steps", title_justify="left")
+    made = Table(
+        title=f"{plan.mechanism}, {plan.people:,} people, {plan.steps:,} steps", title_justify="left"
+    )
     for name in ("people", "epsilon allowed", "proven", "used", "chance per step", "delta"):
         made.add_column(name, justify="right")
     for row in rows(plan):
@@ -79,7 +83,9 @@ def summary(plan: Plan) -> list[str]:
     """What belongs under the table: noise per round, what stays unused, notes, warnings."""
     noise = [f"{r.noise_multiplier:.3g} over {r.steps:,} steps" for r in plan.rounds]
     shown = noise if len(noise) <= 6 else [*noise[:5], f"... {len(noise)} rounds"]
-    lines = [f"Noise multiplier {', '.join(shown)}; accountant {plan.accountant}; bookkeeping {plan.bookkeeping}."]
+    lines = [
+        f"Noise multiplier {', '.join(shown)}; accountant {plan.accountant}; bookkeeping {plan.bookkeeping}."
+    ]
     allowed, used = allowed_and_used(plan)
     if used is not None and allowed > 0:
         lines.append(
@@ -99,11 +105,18 @@ def summary(plan: Plan) -> list[str]:
 def _row(plan: Plan, group: list[int]) -> Row:
     levels = [plan.levels[i] for i in group]
     proven = [level.proven_epsilon for level in levels if level.proven_epsilon is not None]
-    finite = [x for x in levels if math.isfinite(x.epsilon) and x.epsilon > 0 and x.proven_epsilon is not None]
+    finite = [
+        x for x in levels if math.isfinite(x.epsilon) and x.epsilon > 0 and x.proven_epsilon is not None
+    ]
     allowed = math.fsum(x.people * x.epsilon for x in finite)
     used = math.fsum(x.people * (x.proven_epsilon or 0.0) for x in finite)
     rates = [
-        float(np.average([r.participation[i] * r.sample_rates[i] for r in plan.rounds], weights=[r.steps for r in plan.rounds]))
+        float(
+            np.average(
+                [r.participation[i] * r.sample_rates[i] for r in plan.rounds],
+                weights=[r.steps for r in plan.rounds],
+            )
+        )
         if plan.rounds
         else 0.0
         for i in group

@@ -11,7 +11,7 @@ from pdpsgd.accounting import ACCOUNTANTS, Accountant, History
 from pdpsgd.accounting import accountant as accountant_by_name
 from pdpsgd.budgets import Budgets, IntArray
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail
-from pdpsgd.levels import MAX_LEVELS, Levels, Roster, assign, make_levels
+from pdpsgd.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
 from pdpsgd.mechanisms import MECHANISMS, Mechanism, Request
 from pdpsgd.plans import BOOKKEEPINGS, Level, Plan, Round
 from pdpsgd.solver import Segment
@@ -99,7 +99,8 @@ def plan(
     )
     made = _finish(chosen, request)
     exposed = tuple(
-        Level(float(e), float(d), int(n), None, h) for e, d, n, h in zip(epsilon, delta, people, histories, strict=True)
+        Level(float(e), float(d), int(n), None, h)
+        for e, d, n, h in zip(epsilon, delta, people, histories, strict=True)
     )
     draft = Plan(mechanism, exposed, tuple(made), by.name, bookkeeping, max_grad_norm=float(max_grad_norm))
     proven = prove(draft, by)
@@ -110,12 +111,16 @@ def prove(draft: Plan, by: Accountant) -> Plan:
     """The plan with every level's `proven_epsilon` recomputed from its rounds (and history); None if `by` proves nothing."""
     if not by.proves:
         return draft
-    costs = by.epsilons([draft.history_of(i) for i in range(len(draft.levels))], [x.delta for x in draft.levels])
+    costs = by.epsilons(
+        [draft.history_of(i) for i in range(len(draft.levels))], [x.delta for x in draft.levels]
+    )
     levels = []
     for index, (level, cost) in enumerate(zip(draft.levels, costs, strict=True)):
         exposed = any(not r.exposure(index).costs_nothing for r in draft.rounds)
         if exposed and cost > level.epsilon:
-            raise PdpsgdError(f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was made.")
+            raise PdpsgdError(
+                f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was made."
+            )
         levels.append(replace(level, proven_epsilon=cost))
     return replace(draft, levels=tuple(levels))
 
@@ -146,7 +151,9 @@ def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) 
     return chosen.accountant or accountant or "pld"
 
 
-def _segments(schedule: Sequence[tuple[int, float, float]] | None, steps: int | None) -> tuple[Segment, ...] | None:
+def _segments(
+    schedule: Sequence[tuple[int, float, float]] | None, steps: int | None
+) -> tuple[Segment, ...] | None:
     if schedule is None:
         return None
     if not schedule:
@@ -155,13 +162,19 @@ def _segments(schedule: Sequence[tuple[int, float, float]] | None, steps: int | 
     for s in segments:
         check_positive(steps_of_a_round=s.steps, relative_noise=s.noise, relative_batch_size=s.batch_size)
     if steps is not None and steps != sum(s.steps for s in segments):
-        fail(f"Expected steps to be the schedule's {sum(s.steps for s in segments)}, or left out. Got steps={steps}.")
+        fail(
+            f"Expected steps to be the schedule's {sum(s.steps for s in segments)}, or left out. Got steps={steps}."
+        )
     return segments
 
 
-def _total_steps(steps: int | None, segments: tuple[Segment, ...] | None, noise_multiplier: float | None) -> int:
+def _total_steps(
+    steps: int | None, segments: tuple[Segment, ...] | None, noise_multiplier: float | None
+) -> int:
     if noise_multiplier is not None and steps is not None:
-        fail(f"Expected `steps` or `noise_multiplier`: one follows from the other. Got {steps} and {noise_multiplier}.")
+        fail(
+            f"Expected `steps` or `noise_multiplier`: one follows from the other. Got {steps} and {noise_multiplier}."
+        )
     if segments is not None:
         return sum(s.steps for s in segments)
     total = 1000 if steps is None else steps
@@ -177,7 +190,9 @@ def _finish(chosen: Mechanism, request: Request) -> list[Round]:
         return chosen.rounds(request)
     finite = np.flatnonzero(~infinite & (request.epsilon > 0) & (request.delta > 0))
     if not finite.size:
-        fail("Expected somebody with a finite budget: people who ask for no protection follow the largest finite level.")
+        fail(
+            "Expected somebody with a finite budget: people who ask for no protection follow the largest finite level."
+        )
     top = finite[np.lexsort((request.delta[finite], request.epsilon[finite]))[-1]]
     kept = np.flatnonzero(~infinite)
     people = request.people.copy()
@@ -201,7 +216,7 @@ def _with_history(
     levels: Levels, budgets: Budgets, earlier: Sequence[Plan]
 ) -> tuple[np.ndarray, np.ndarray, IntArray, tuple[History, ...], Roster]:  # type: ignore[type-arg]
     """Levels split by what their people were exposed to before, and who is on which."""
-    index = assign(levels.epsilon, levels.delta, budgets)
+    index = levels.of_person
     if not earlier:
         return levels.epsilon, levels.delta, levels.people, ((),) * len(levels), Roster(budgets.ids, index)
     columns = [index]
@@ -211,8 +226,10 @@ def _with_history(
                 f"Expected history[{number}] to know its people, to match them by id. A plan read from JSON does not: "
                 "attach them with plan.with_people(budgets), the budgets it was made for."
             )
-        columns.append(_level_before(before.roster, budgets))
-    kinds, place, people = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True)
+        columns.append(match_ids(before.roster, budgets))
+    kinds, place, people = np.unique(
+        np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True
+    )
     place = place.reshape(-1)
     histories = tuple(
         tuple(e for before, i in zip(earlier, kind[1:], strict=True) if i >= 0 for e in before.history_of(i))
@@ -220,12 +237,6 @@ def _with_history(
     )
     of_level = kinds[:, 0]
     return levels.epsilon[of_level], levels.delta[of_level], people, histories, Roster(budgets.ids, place)
-
-
-def _level_before(roster: Roster, budgets: Budgets) -> IntArray:
-    from pdpsgd.levels import match_ids
-
-    return match_ids(roster, budgets)
 
 
 def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:
@@ -240,10 +251,19 @@ def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:
     for index, level in enumerate(made.levels):
         rates = [r.sample_rates[index] * r.participation[index] for r in made.rounds]
         who = f"{level.people:,} people at epsilon={level.epsilon:g}, delta={level.delta:g}"
-        if rates and max(rates) == 1 and level.proven_epsilon is not None and level.proven_epsilon < 0.995 * level.epsilon:
-            notes.append(f"{who} are in every step of a round (rate 1) and still spend only {level.proven_epsilon:.4g}.")
+        if (
+            rates
+            and max(rates) == 1
+            and level.proven_epsilon is not None
+            and level.proven_epsilon < 0.995 * level.epsilon
+        ):
+            notes.append(
+                f"{who} are in every step of a round (rate 1) and still spend only {level.proven_epsilon:.4g}."
+            )
         elif level.history and not any(rates):
-            notes.append(f"{who} have nothing left after earlier runs ({level.proven_epsilon or 0:.4g} spent): never drawn.")
+            notes.append(
+                f"{who} have nothing left after earlier runs ({level.proven_epsilon or 0:.4g} spent): never drawn."
+            )
         elif level.epsilon > 0 and level.delta > 0 and not any(rates):
             notes.append(f"{who} allow so little that they are never drawn.")
     if not made.accountant == "pld" and made.accountant == "gdp":

@@ -66,7 +66,9 @@ class Round:
         """
         scale = self.clip_scales[level]
         sigma = self.noise_multiplier / scale if scale > 0 else math.inf
-        return Exposure(self.participation[level], self.sample_rates[level] if scale > 0 else 0.0, sigma, self.steps)
+        return Exposure(
+            self.participation[level], self.sample_rates[level] if scale > 0 else 0.0, sigma, self.steps
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,9 @@ def _check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
     for name in ("participation", "sample_rates", "clip_scales"):
         values = getattr(r, name)
         if len(values) != len(levels):
-            fail(f"Expected {place}.{name} to have one value for each of the {len(levels)} levels. Got {len(values)}.")
+            fail(
+                f"Expected {place}.{name} to have one value for each of the {len(levels)} levels. Got {len(values)}."
+            )
         highest = math.inf if name == "clip_scales" else 1.0
         for index, value in enumerate(values):
             if not (0 <= value <= highest and math.isfinite(value)):
@@ -226,9 +230,7 @@ def _check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
                 f"Expected {place} never to draw level {index}, whose people allow epsilon={level.epsilon!r} at "
                 f"delta={level.delta!r}: nothing. Got sample rate {r.sample_rates[index]!r}."
             )
-    drawn = math.fsum(
-        level.people * r.participation[i] * r.sample_rates[i] for i, level in enumerate(levels)
-    )
+    drawn = math.fsum(level.people * r.participation[i] * r.sample_rates[i] for i, level in enumerate(levels))
     if not np.isclose(drawn, r.expected_batch_size, rtol=1e-6, atol=1e-9):
         fail(
             f"Expected {place}.expected_batch_size to be the people times their rates, {drawn!r}. "

@@ -132,7 +132,9 @@ class _RateSearch:
 
     def noise(self) -> tuple[float, tuple[Segment, ...]]:
         """The noise for which the expected batch is the wanted one: it grows with the noise."""
-        log_sigma = self._fit(lambda x: (math.exp(x), self.segments), lowest=math.log(0.05), highest=math.log(1e6))
+        log_sigma = self._fit(
+            lambda x: (math.exp(x), self.segments), lowest=math.log(0.05), highest=math.log(1e6)
+        )
         return math.exp(log_sigma), self.segments
 
     def steps(self, sigma: float) -> tuple[float, tuple[Segment, ...]]:
@@ -171,13 +173,17 @@ class _RateSearch:
         for _ in range(12):
             self._solve_anchors(*trial(x))
             known.append((x, gap(x)))
-            if abs(known[-1][1]) < BATCH_TOLERANCE or (len(known) > 1 and abs(known[-1][0] - known[-2][0]) < 1e-6):
+            if abs(known[-1][1]) < BATCH_TOLERANCE or (
+                len(known) > 1 and abs(known[-1][0] - known[-2][0]) < 1e-6
+            ):
                 break
             x = min(max(self._next(known, gap, lowest, highest), lowest), highest)
         return min(known, key=lambda point: abs(point[1]))[0]
 
     @staticmethod
-    def _next(known: list[tuple[float, float]], gap: Callable[[float], float], lowest: float, highest: float) -> float:
+    def _next(
+        known: list[tuple[float, float]], gap: Callable[[float], float], lowest: float, highest: float
+    ) -> float:
         below = max((p for p in known if p[1] <= 0), default=None)
         above = min((p for p in known if p[1] > 0), default=None)
         if below and above:
@@ -198,7 +204,10 @@ class _RateSearch:
             solved: dict[int, float] = {}
             for index in _refining(targets.size):
                 level = int(group[np.flatnonzero(place == index)[0]])
-                guess, slope = _from_neighbours(np.log(targets), solved, index) or (self.mu[level] / gain, 1.0)
+                guess, slope = _from_neighbours(np.log(targets), solved, index) or (
+                    self.mu[level] / gain,
+                    1.0,
+                )
                 solved[index] = self._rate(level, sigma, segments, guess, slope=slope)
             rates[group] = np.array([solved[i] for i in range(targets.size)])[place]
         return rates
@@ -284,11 +293,20 @@ def largest_within(
                 break
             x = _between(low, high, aim)
         elif high:
-            x = high[0] * min(1 - tolerance / 8, max((aim / high[1]) ** (1 / slope), 1e-3)) if high[1] > 0 else high[0] / 2
+            x = (
+                high[0] * min(1 - tolerance / 8, max((aim / high[1]) ** (1 / slope), 1e-3))
+                if high[1] > 0
+                else high[0] / 2
+            )
             if x < SMALLEST_RATE:
                 return 0.0
         elif low:
-            x = min(highest, low[0] * max(1 + tolerance / 8, min((aim / low[1]) ** (1 / slope), 30.0)) if low[1] > 0 else low[0] * 4)
+            x = min(
+                highest,
+                low[0] * max(1 + tolerance / 8, min((aim / low[1]) ** (1 / slope), 30.0))
+                if low[1] > 0
+                else low[0] * 4,
+            )
     return low[0] if low else 0.0
 
 
@@ -310,7 +328,9 @@ def _refining(count: int) -> list[int]:
     return list(dict.fromkeys([*order, *range(count)]))
 
 
-def _from_neighbours(log_targets: FloatArray, solved: dict[int, float], index: int) -> tuple[float, float] | None:
+def _from_neighbours(
+    log_targets: FloatArray, solved: dict[int, float], index: int
+) -> tuple[float, float] | None:
     """Rate and slope d ln(target) / d ln(rate) at a level, from its nearest solved neighbours on both sides."""
     below = max((i for i in solved if i < index and solved[i] > 0), default=None)
     above = min((i for i in solved if i > index and solved[i] > 0), default=None)
@@ -361,7 +381,9 @@ def solve_participation(demand: Demand, steps: int, batch_size: float) -> tuple[
     for _ in range(8):
         previous, rate = rate, batch_size / float(wanted.people @ participation)
         if rate > 1:
-            fail(f"Expected batch_size of at most {int(rate ** -1 * batch_size):,}, the people expected in a round. Got {batch_size:g}.")
+            fail(
+                f"Expected batch_size of at most {int(rate**-1 * batch_size):,}, the people expected in a round. Got {batch_size:g}."
+            )
         sigma = smallest_noise_multiplier(
             float(wanted.targets[top]),
             float(wanted.deltas[top]),
@@ -393,4 +415,9 @@ def _participation(
                 highest=1.0,
                 base=float(base[level]),
             )
-    return np.array([known[demand.histories[i], float(demand.deltas[i]), float(demand.targets[i])] for i in range(len(demand))])
+    return np.array(
+        [
+            known[demand.histories[i], float(demand.deltas[i]), float(demand.targets[i])]
+            for i in range(len(demand))
+        ]
+    )

@@ -37,7 +37,9 @@ def open_table(table: Any) -> tuple[Frame, Source]:
         try:
             return nw.from_native(table, eager_only=True), Source("the frame")
         except TypeError:
-            fail(f"Expected a pandas or polars frame, or a path to a .csv or .parquet file. Got {type(table).__name__}.")
+            fail(
+                f"Expected a pandas or polars frame, or a path to a .csv or .parquet file. Got {type(table).__name__}."
+            )
     path = Path(table)
     if not path.is_file():
         fail(f"Expected a .csv or .parquet file at {str(path)!r}. There is no such file.")
@@ -46,12 +48,16 @@ def open_table(table: Any) -> tuple[Frame, Source]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".csv":
-            frame = polars.read_csv(path, infer_schema_length=None)  # a late odd value makes text, not an error
+            frame = polars.read_csv(
+                path, infer_schema_length=None
+            )  # a late odd value makes text, not an error
             return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2)
         if suffix in (".parquet", ".pq"):
             return nw.from_native(polars.read_parquet(path), eager_only=True), Source(path.name)
     except polars.exceptions.PolarsError as error:
-        raise PdpsgdError(f"Cannot read {str(path)!r} as {suffix[1:]}: {str(error).splitlines()[0]}") from error
+        raise PdpsgdError(
+            f"Cannot read {str(path)!r} as {suffix[1:]}: {str(error).splitlines()[0]}"
+        ) from error
     fail(f"Expected a file that ends in .csv or .parquet. Got {str(path)!r}.")
 
 
@@ -61,7 +67,9 @@ def read_columns(table: Any, names: Sequence[str]) -> tuple[dict[str, npt.NDArra
     columns = {}
     for name in names:
         if name not in frame.columns:
-            fail(f"Expected a column {name!r} in {source.name}. Its columns are {', '.join(map(repr, frame.columns))}.")
+            fail(
+                f"Expected a column {name!r} in {source.name}. Its columns are {', '.join(map(repr, frame.columns))}."
+            )
         series = frame[name]
         missing = series.is_null()
         if missing.any():

@@ -89,7 +89,10 @@ def compose(*promises: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[FloatArray,
     [[0.75, 1.0], [2e-06, 2e-06]]
     """
     epsilons, deltas = zip(*promises, strict=True)
-    totals = sum(np.asarray(e, dtype=float) for e in epsilons), sum(np.asarray(d, dtype=float) for d in deltas)
+    totals = (
+        sum(np.asarray(e, dtype=float) for e in epsilons),
+        sum(np.asarray(d, dtype=float) for d in deltas),
+    )
     epsilon, delta = np.broadcast_arrays(*totals)
     return epsilon.copy(), delta.copy()
 
@@ -104,7 +107,9 @@ def post_process(promise: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, Fl
     return promise
 
 
-def epsilon_from_renyi_as_published(order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.ArrayLike) -> FloatArray:
+def epsilon_from_renyi_as_published(
+    order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.ArrayLike
+) -> FloatArray:
     """From individual RDP to (Phi, Delta) as the paper states it: epsilon_i = rho_i + ln(1/delta_i)/(alpha - 1).
 
     Guarantee: if the Renyi divergence of order alpha between the two outputs is at most rho_i in both orders of D and D',
@@ -156,7 +161,9 @@ def renyi_drawn_once(
 def _poisson_bound(alpha: int, integer_rho: FloatArray, pi: float) -> float:
     ell = np.arange(2, alpha + 1)
     choose = gammaln(alpha + 1) - gammaln(ell + 1) - gammaln(alpha - ell + 1)
-    terms = choose + (alpha - ell) * math.log1p(-pi) + ell * math.log(pi) + (ell - 1) * integer_rho[: alpha - 1]
+    terms = (
+        choose + (alpha - ell) * math.log1p(-pi) + ell * math.log(pi) + (ell - 1) * integer_rho[: alpha - 1]
+    )
     terms[1:] += math.log(3)
     first = (alpha - 1) * math.log1p(-pi) + math.log1p((alpha - 1) * pi)
     return float(logsumexp([first, *terms])) / (alpha - 1)

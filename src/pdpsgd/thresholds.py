@@ -84,7 +84,10 @@ def best_threshold(budgets: npt.ArrayLike, people: npt.ArrayLike, loss: Loss) ->
     best = min(candidates)[0]
     for low, high in zip(values[:-1], values[1:], strict=True):
         found = minimize_scalar(
-            lambda tau: loss(values, counts, tau), bounds=(low, high), method="bounded", options={"xatol": 1e-9}
+            lambda tau: loss(values, counts, tau),
+            bounds=(low, high),
+            method="bounded",
+            options={"xatol": 1e-9},
         )
         # Strictly better only: rounding must not move the answer off a level.
         if found.fun < best * (1 - 1e-9):
@@ -96,6 +99,8 @@ def _positive_finite(budgets: npt.ArrayLike, people: npt.ArrayLike) -> tuple[Flo
     values, counts = np.asarray(budgets, dtype=float), np.asarray(people, dtype=float)
     kept = (values > 0) & np.isfinite(values) & (counts > 0)
     if not kept.any():
-        fail("Expected at least one person with a positive, finite budget to choose a threshold for. Got none.")
+        fail(
+            "Expected at least one person with a positive, finite budget to choose a threshold for. Got none."
+        )
     distinct, place = np.unique(values[kept], return_inverse=True)
     return distinct, np.bincount(place, weights=counts[kept])

@@ -63,7 +63,9 @@ def verify(plan: Plan) -> Verification:
         exposed = history != simplify(level.history)
         key = (history, level.delta)
         for fineness in FINENESS:
-            epsilon = known[key] if key in known else epsilon_upper_bound(history, level.delta, fineness=fineness)
+            epsilon = (
+                known[key] if key in known else epsilon_upper_bound(history, level.delta, fineness=fineness)
+            )
             claim = math.inf if level.proven_epsilon is None else level.proven_epsilon
             broken = exposed and epsilon > level.epsilon
             false = claim < epsilon * (1 - AGREEMENT) - 1e-6
@@ -174,7 +176,9 @@ def _one_step(q: float, sigma: float, interval: float, tail: float, removing: bo
 
 
 def _loss(x: float, q: float, sigma: float) -> float:
-    return float(np.logaddexp(math.log1p(-q) if q < 1 else -np.inf, math.log(q) + (2 * x - 1) / (2 * sigma**2)))
+    return float(
+        np.logaddexp(math.log1p(-q) if q < 1 else -np.inf, math.log(q) + (2 * x - 1) / (2 * sigma**2))
+    )
 
 
 def _inverse_loss(loss: FloatArray, q: float, sigma: float) -> FloatArray:
@@ -226,8 +230,14 @@ def _compose(parts: list[tuple[_Losses, int]], tail: float, tilt_for: float | No
     total = sum(times * norm for (_, times), (_, norm) in zip(parts, tilted, strict=True))
     # The window holds all but `tail` of the untilted mass above, and all but 1e-17 of the tilted mass on both sides.
     shifts = np.geomspace(1e-2, 1e6, 25)
-    above = sum(times * _cumulant(replace(part, mass=w), shifts) for (part, times), (w, _) in zip(parts, tilted, strict=True))
-    below = sum(times * _cumulant(replace(part, mass=w), -shifts) for (part, times), (w, _) in zip(parts, tilted, strict=True))
+    above = sum(
+        times * _cumulant(replace(part, mass=w), shifts)
+        for (part, times), (w, _) in zip(parts, tilted, strict=True)
+    )
+    below = sum(
+        times * _cumulant(replace(part, mass=w), -shifts)
+        for (part, times), (w, _) in zip(parts, tilted, strict=True)
+    )
     high = max(float(np.min((up - math.log(tail)) / exponents)), float(np.min((above + 40) / shifts)))
     low = -float(np.min((below + 40) / shifts))
     first, last = math.floor(low / interval) - 1, math.ceil(high / interval) + 1
@@ -285,12 +295,20 @@ def _verify_as_published(plan: Plan) -> Verification:
         delta = plan.levels[drawn].delta
         cost = epsilon_upper_bound((r.exposure(drawn),), delta)
         if r.threshold is None or cost > r.threshold * (1 + AGREEMENT):
-            raise PromiseBroken(f"rounds[{index}].threshold={r.threshold!r} is below what the round costs, {cost:.6g}.")
+            raise PromiseBroken(
+                f"rounds[{index}].threshold={r.threshold!r} is below what the round costs, {cost:.6g}."
+            )
     bounds = []
     for index, level in enumerate(plan.levels):
         bound = as_published_bound(level.epsilon, [t for t in thresholds if t is not None])
         claim = level.provable_epsilon
-        if claim is None or claim < bound * (1 - 1e-9) or (level.provable_delta or 0) < level.delta * len(plan.rounds):
-            raise PromiseBroken(f"levels[{index}].provable_epsilon={claim!r} is below what can be proven, {bound:.6g}.")
+        if (
+            claim is None
+            or claim < bound * (1 - 1e-9)
+            or (level.provable_delta or 0) < level.delta * len(plan.rounds)
+        ):
+            raise PromiseBroken(
+                f"levels[{index}].provable_epsilon={claim!r} is below what can be proven, {bound:.6g}."
+            )
         bounds.append(bound)
     return Verification(tuple(bounds), tuple(level.epsilon for level in plan.levels))

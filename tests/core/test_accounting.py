@@ -20,7 +20,14 @@ from pdpsgd.verification import epsilon_upper_bound
 
 PLD, RDP, GDP = (accountant(name) for name in ("pld", "rdp", "gdp"))
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
-GRID = [(0.0118, 2.79, 1000), (0.0011, 1.3, 5000), (0.3, 5.0, 60), (1.0, 20.0, 100), (0.01, 0.7, 200), (0.05, 1.0, 1)]
+GRID = [
+    (0.0118, 2.79, 1000),
+    (0.0011, 1.3, 5000),
+    (0.3, 5.0, 60),
+    (1.0, 20.0, 100),
+    (0.01, 0.7, 200),
+    (0.05, 1.0, 1),
+]
 
 rates = st.floats(1e-5, 1.0)
 noises = st.floats(0.5, 20.0)
@@ -33,7 +40,9 @@ def test_rdp_agrees_with_opacus(q: float, sigma: float, steps: int) -> None:
     ours = RdpAccountant(OPACUS_ORDERS).renyi((Exposure(1, q, sigma, steps),))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     expected, _ = opacus_rdp.get_privacy_spent(orders=OPACUS_ORDERS, rdp=theirs, delta=1e-5)
-    assert RdpAccountant(OPACUS_ORDERS).epsilon((Exposure(1, q, sigma, steps),), 1e-5) == pytest.approx(expected, rel=1e-5)
+    assert RdpAccountant(OPACUS_ORDERS).epsilon((Exposure(1, q, sigma, steps),), 1e-5) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps"), GRID)
@@ -42,12 +51,16 @@ def test_rdp_agrees_with_dp_accounting(q: float, sigma: float, steps: int) -> No
     theirs = DpAccountingRdp(orders=orders)
     theirs.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), steps))
     ours = RdpAccountant(orders)
-    assert ours.epsilon((Exposure(1, q, sigma, steps),), 1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-4)
+    assert ours.epsilon((Exposure(1, q, sigma, steps),), 1e-5) == pytest.approx(
+        theirs.get_epsilon(1e-5), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps"), GRID)
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
-def test_pld_agrees_with_dp_accountings_own_discretisation(q: float, sigma: float, steps: int, delta: float) -> None:
+def test_pld_agrees_with_dp_accountings_own_discretisation(
+    q: float, sigma: float, steps: int, delta: float
+) -> None:
     history = (Exposure(1, q, sigma, steps),)
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=q, value_discretization_interval=grid_interval(history)
@@ -69,7 +82,9 @@ def test_pld_gives_the_figures_known_from_elsewhere(history: tuple, expected: fl
 
 def test_rdp_needs_high_orders_where_noise_is_large() -> None:
     history = (Exposure(1, 2.44e-4, 6.0, 10_000),)
-    assert RdpAccountant([x for x in RDP.orders if x <= 64]).epsilon(history, 1e-5) == pytest.approx(0.103, abs=0.002)
+    assert RdpAccountant([x for x in RDP.orders if x <= 64]).epsilon(history, 1e-5) == pytest.approx(
+        0.103, abs=0.002
+    )
     assert RDP.epsilon(history, 1e-5) == pytest.approx(0.012, abs=0.001)
 
 
@@ -91,7 +106,9 @@ def test_rdp_is_never_below_pld_by_more_than_the_plds_error(q: float, sigma: flo
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.floats(1e-3, 0.5), st.floats(0.8, 6), st.integers(1, 200), st.integers(1, 4))
-def test_draws_once_a_round_agree_between_accountants(pi: float, q: float, sigma: float, steps: int, rounds: int) -> None:
+def test_draws_once_a_round_agree_between_accountants(
+    pi: float, q: float, sigma: float, steps: int, rounds: int
+) -> None:
     history = (Exposure(pi, q, sigma, steps),) * rounds
     made, checked = PLD.epsilon(history, 1e-5), epsilon_upper_bound(history, 1e-5)
     if made < 30:
@@ -116,7 +133,9 @@ def test_epsilon_grows_with_rate_and_steps_and_shrinks_with_noise(
 @settings(max_examples=25, deadline=None)
 @given(rates, noises, some_steps)
 @pytest.mark.parametrize("name", ["pld", "rdp", "gdp"])
-def test_delta_at_epsilon_is_the_inverse_of_epsilon_at_delta(name: str, q: float, sigma: float, steps: int) -> None:
+def test_delta_at_epsilon_is_the_inverse_of_epsilon_at_delta(
+    name: str, q: float, sigma: float, steps: int
+) -> None:
     by = accountant(name)
     history = (Exposure(1, q, sigma, steps),)
     epsilon = by.epsilon(history, 1e-5)

@@ -78,7 +78,10 @@ def test_csv_and_parquet_files_are_read(tmp_path, suffix: str) -> None:
         ("person,epsilon\na,1\nb,\n", "people.csv, row 3. It is missing"),
         ("person,epsilon\na,1\nb,-2\n", "Got -2.0 for people.csv, row 3"),
         ("person,epsilon\na,1\na,2\n", "Got 'a' for people.csv, row 2 and again for people.csv, row 3"),
-        ("person,epsilon\na,much\n", "Expected a number in column 'epsilon' of people.csv, row 2. Got 'much'"),
+        (
+            "person,epsilon\na,much\n",
+            "Expected a number in column 'epsilon' of people.csv, row 2. Got 'much'",
+        ),
         ("person,eps\na,1\n", "Expected a column 'epsilon' in people.csv. Its columns are 'person', 'eps'"),
     ],
 )
@@ -139,7 +142,11 @@ any_budgets = st.one_of(
 )
 
 
-@given(any_budgets, st.lists(st.sampled_from([0.0, 1e-7, 1e-6, 1e-5]), min_size=1, max_size=4), st.integers(6, 40))
+@given(
+    any_budgets,
+    st.lists(st.sampled_from([0.0, 1e-7, 1e-6, 1e-5]), min_size=1, max_size=4),
+    st.integers(6, 40),
+)
 def test_levels_only_ever_go_down(epsilons: list[float], deltas: list[float], most: int) -> None:
     budgets = Budgets(epsilons, np.resize(deltas, len(epsilons)))
     levels = make_levels(budgets, most)

@@ -25,7 +25,9 @@ BUDGET_SETS = {
     "zeros": Budgets(np.repeat([0.0, 0.5, 1.0], 100), np.resize([1e-5, 1e-5, 0.0], 300)),
 }
 few_settings = settings(
-    deadline=None, max_examples=3, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=3,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 
@@ -80,7 +82,9 @@ def test_drawing_once_a_round_keeps_every_promise(name: str, steps: int, share: 
 
 
 @few_settings
-@given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.5, 2), st.floats(0.3, 1.5)), min_size=1, max_size=3))
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0.5, 2), st.floats(0.3, 1.5)), min_size=1, max_size=3)
+)
 def test_any_schedule_is_spent_to_the_end(schedule: list[tuple[int, float, float]]) -> None:
     budgets = Budgets(np.repeat([0.5, 1.0, 2.0], 200))
     made = plan(budgets, schedule=schedule, batch_size=40)
@@ -89,7 +93,9 @@ def test_any_schedule_is_spent_to_the_end(schedule: list[tuple[int, float, float
     first, relative = made.rounds[0], schedule[0]
     for r, (_, noise, batch) in zip(made.rounds, schedule, strict=True):
         assert r.noise_multiplier / first.noise_multiplier == pytest.approx(noise / relative[1])
-        assert r.expected_batch_size / first.expected_batch_size == pytest.approx(batch / relative[2], rel=1e-6)
+        assert r.expected_batch_size / first.expected_batch_size == pytest.approx(
+            batch / relative[2], rel=1e-6
+        )
     assert all(level.proven_epsilon >= 0.995 * level.epsilon for level in made.levels)
 
 
@@ -118,8 +124,12 @@ def test_practically_unusable_levels_do_not_disturb_the_rest() -> None:
 
 def test_the_known_noise_of_the_papers_setting_comes_out() -> None:
     budgets = Budgets.exponential(60_000)
-    assert plan(budgets, steps=1000, batch_size=1024).rounds[0].noise_multiplier == pytest.approx(2.77, abs=0.01)
-    assert plan(budgets, "dp-sgd", steps=1000, batch_size=1024).rounds[0].noise_multiplier == pytest.approx(3.91, abs=0.01)
+    assert plan(budgets, steps=1000, batch_size=1024).rounds[0].noise_multiplier == pytest.approx(
+        2.77, abs=0.01
+    )
+    assert plan(budgets, "dp-sgd", steps=1000, batch_size=1024).rounds[0].noise_multiplier == pytest.approx(
+        3.91, abs=0.01
+    )
 
 
 def test_more_steps_never_lower_the_noise() -> None:
@@ -145,7 +155,9 @@ def test_given_the_noise_the_steps_follow() -> None:
 
 
 def test_people_who_ask_for_no_protection_follow_the_largest_finite_level() -> None:
-    made = plan(Budgets([0.5] * 100 + [2.0] * 100 + [np.inf] * 50, allow_infinite=True), steps=50, batch_size=20)
+    made = plan(
+        Budgets([0.5] * 100 + [2.0] * 100 + [np.inf] * 50, allow_infinite=True), steps=50, batch_size=20
+    )
     assert made.levels[-1].epsilon == math.inf
     assert made.rounds[0].sample_rates[-1] == made.rounds[0].sample_rates[-2]
     assert made.levels[-1].proven_epsilon == pytest.approx(2.0, rel=5e-3)
@@ -222,7 +234,11 @@ def test_half_a_budget_spent_leaves_more_than_half_of_the_rate() -> None:
     fresh = plan(people, steps=100, batch_size=25)
     assert rest.verify().kept
     assert rest.levels[0].proven_epsilon >= 0.995
-    assert fresh.rounds[0].noise_multiplier < rest.rounds[0].noise_multiplier < 1.4 * fresh.rounds[0].noise_multiplier
+    assert (
+        fresh.rounds[0].noise_multiplier
+        < rest.rounds[0].noise_multiplier
+        < 1.4 * fresh.rounds[0].noise_multiplier
+    )
 
 
 def test_a_plan_listed_twice_counts_twice() -> None:
@@ -238,7 +254,11 @@ def test_history_without_people_is_refused_with_the_remedy() -> None:
     read_back = Plan.from_json(plan(people, steps=10, batch_size=5).to_json())
     with pytest.raises(PdpsgdError, match="with_people"):
         plan(people, steps=10, batch_size=5, history=[read_back])
-    assert plan(Budgets(np.full(50, 2.0)), steps=10, batch_size=5, history=[read_back.with_people(people)]).verify().kept
+    assert (
+        plan(Budgets(np.full(50, 2.0)), steps=10, batch_size=5, history=[read_back.with_people(people)])
+        .verify()
+        .kept
+    )
 
 
 # As published
@@ -256,7 +276,10 @@ def test_as_published_plans_say_what_the_paper_claims_and_what_is_provable(mecha
         assert level.provable_epsilon <= level.epsilon + max(r.threshold for r in made.rounds)
         assert level.provable_delta == pytest.approx(level.delta * len(made.rounds), rel=0.5)
     assert all(set(r.participation) <= {0.0, 1.0} for r in made.rounds)
-    assert Plan.from_json(made.to_json()).level_of_person(budgets).tolist() == made.level_of_person(budgets).tolist()
+    assert (
+        Plan.from_json(made.to_json()).level_of_person(budgets).tolist()
+        == made.level_of_person(budgets).tolist()
+    )
     if len(made.rounds) > 1:
         assert not made.verify().kept
 
@@ -270,7 +293,14 @@ def test_as_published_coins_follow_the_seed() -> None:
 
 
 def test_given_noise_1_3_the_published_steps_are_of_the_papers_order() -> None:
-    made = plan(Budgets.exponential(60_000), "sampling", noise_multiplier=1.3, batch_size=64, bookkeeping="as-published", seed=0)
+    made = plan(
+        Budgets.exponential(60_000),
+        "sampling",
+        noise_multiplier=1.3,
+        batch_size=64,
+        bookkeeping="as-published",
+        seed=0,
+    )
     assert 20_000 < made.steps < 45_000
 
 
@@ -295,7 +325,10 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d["rounds"][0]["sample_rates"].pop(), "one value for each of the 3 levels. Got 2"),
         (lambda d: d["rounds"][0].update(noise_multiplier=float("nan")), "NaN"),
         (lambda d: d["rounds"][0]["sample_rates"].__setitem__(1, 1.5), "sample_rates[1] in [0, 1]. Got 1.5"),
-        (lambda d: d["rounds"][0]["sample_rates"].__setitem__(1, -0.1), "sample_rates[1] in [0, 1]. Got -0.1"),
+        (
+            lambda d: d["rounds"][0]["sample_rates"].__setitem__(1, -0.1),
+            "sample_rates[1] in [0, 1]. Got -0.1",
+        ),
         (lambda d: d["rounds"][0]["sample_rates"].__setitem__(0, 0.1), "never to draw level 0"),
         (lambda d: d["levels"][1].update(proven_epsilon=0.3), "below the truth"),
         (lambda d: d["levels"][1].update(epsilon=0.3), "is promised epsilon=0.3"),
@@ -333,7 +366,9 @@ def test_what_is_not_a_plan_is_refused(text: str) -> None:
 
 
 def test_a_plan_that_breaks_its_promise_fails_loudly(small: Plan) -> None:
-    louder = replace(small, rounds=tuple(replace(r, noise_multiplier=r.noise_multiplier / 2) for r in small.rounds))
+    louder = replace(
+        small, rounds=tuple(replace(r, noise_multiplier=r.noise_multiplier / 2) for r in small.rounds)
+    )
     with pytest.raises(PromiseBroken, match="Do not train with this plan"):
         louder.verify()
 

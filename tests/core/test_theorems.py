@@ -51,7 +51,9 @@ def test_theorem_1_is_never_below_the_exact_form(pi: float, epsilon: float, mu: 
     delta = delta_of_gaussian(mu, epsilon)
     simple_epsilon, simple_delta = amplify(epsilon, delta, pi)
     for exact in (amplify_removing, amplify_adding):
-        assert exact(lambda e: delta_of_gaussian(mu, e), pi)(simple_epsilon) <= simple_delta * (1 + 1e-9) + 1e-15
+        assert (
+            exact(lambda e: delta_of_gaussian(mu, e), pi)(simple_epsilon) <= simple_delta * (1 + 1e-9) + 1e-15
+        )
 
 
 @given(st.floats(0.05, 3), st.floats(0.05, 3))
@@ -78,13 +80,17 @@ def test_composition_holds_for_arbitrary_pairs(seed: int, e1: float, e2: float) 
 def test_post_processing_never_adds_loss(seed: int, epsilon: float) -> None:
     upper, lower = two_distributions(seed)
     channel = np.random.default_rng(seed + 2).dirichlet(np.ones(4), size=upper.size)
-    assert hockey_stick(upper @ channel, lower @ channel, epsilon) <= hockey_stick(upper, lower, epsilon) + 1e-12
+    assert (
+        hockey_stick(upper @ channel, lower @ channel, epsilon) <= hockey_stick(upper, lower, epsilon) + 1e-12
+    )
     promise = (np.array([epsilon]), np.array([0.0]))
     assert post_process(promise) is promise
 
 
 @given(st.floats(1.01, 5000), st.floats(0, 50), st.floats(1e-12, 0.5))
-def test_the_modern_conversion_is_never_worse_than_the_published_one(alpha: float, rho: float, delta: float) -> None:
+def test_the_modern_conversion_is_never_worse_than_the_published_one(
+    alpha: float, rho: float, delta: float
+) -> None:
     published = float(epsilon_from_renyi_as_published(alpha, rho, delta))
     assert float(epsilon_from_renyi(alpha, rho, delta)) <= published + 1e-9
 
@@ -128,7 +134,9 @@ def real_loss(budget: float, tau: float, rounds: int, *, everybody_pays: bool) -
 
 
 @pytest.mark.parametrize(("rounds", "stated"), [(1, 0.500), (2, 0.653), (3, 0.710), (5, 0.743)])
-def test_as_published_bookkeeping_exceeds_the_promise_by_the_stated_amounts(rounds: int, stated: float) -> None:
+def test_as_published_bookkeeping_exceeds_the_promise_by_the_stated_amounts(
+    rounds: int, stated: float
+) -> None:
     loss = real_loss(0.5, 0.75, rounds, everybody_pays=False)
     pi = float(participation_for(0.5, 0.75))
     assert loss == pytest.approx(stated, abs=5e-4)

@@ -86,7 +86,9 @@ def test_the_noise_found_never_exceeds_the_target_and_hardly_less_would(
     by = accountant(name)
     assert by.epsilon((*history, Exposure(1, rate, sigma, steps)), 1e-5) <= target
     if sigma > 0.1:
-        assert by.epsilon((*history, Exposure(1, rate, sigma * (1 - 4e-3), steps)), 1e-5) > target * (1 - 1e-3)
+        assert by.epsilon((*history, Exposure(1, rate, sigma * (1 - 4e-3), steps)), 1e-5) > target * (
+            1 - 1e-3
+        )
 
 
 def test_a_spent_budget_is_refused_with_what_was_spent() -> None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
@@ -107,12 +108,44 @@ def _steps(q: float, sigma: float, steps: int, interval: float) -> PrivacyLossDi
     adding = _connect_dots(
         lambda e: _adding_curve(e, q, sigma), -_loss(reach, q, sigma), -_loss(-reach, q, sigma), interval
     )
-    return PrivacyLossDistribution(removing, adding).self_compose(steps)
+    return PrivacyLossDistribution(_self_compose(removing, steps), _self_compose(adding, steps))
+
+
+def _self_compose(pmf: Any, steps: int) -> Any:
+    """The distribution composed with itself `steps` times, as dp-accounting does it, but several times faster.
+
+    A Fourier transform over the window outside which Chernoff's bound leaves at most `TRUNCATED_MASS` on either side; the
+    mass above counts as infinite, the mass below can only wrap around to larger losses. (dp-accounting finds the same
+    window, with forty calls of scipy's logsumexp, which take most of its time.)
+    """
+    from dp_accounting.pld import pld_pmf
+
+    kept = np.flatnonzero(pmf._probs > 0)
+    losses, log_mass = kept.astype(float), np.log(pmf._probs[kept])
+    bounds = []
+    for sign in (1.0, -1.0):
+        # In units of the grid: exponents from far below to far above one over the composed width.
+        exponents = sign * np.geomspace(1e-6, 3.0, 19)
+        peaks = log_mass + exponents[:, None] * losses
+        top = peaks.max(axis=1)
+        cumulant = steps * (top + np.log(np.exp(peaks - top[:, None]).sum(axis=1)))
+        bounds.append(sign * float(np.min((cumulant - math.log(TRUNCATED_MASS)) / np.abs(exponents))))
+    first = max(0, math.floor(bounds[1]))
+    last = min(steps * (pmf.size - 1), math.ceil(bounds[0]))
+    size = next_fast_len(last - first + 1, real=True)
+    wrapped = np.bincount(np.arange(pmf.size) % size, weights=pmf._probs, minlength=size)
+    composed = np.roll(irfft(rfft(wrapped) ** steps, n=size), -first % size)[: last - first + 1]
+    infinite = TRUNCATED_MASS - math.expm1(steps * math.log1p(-pmf._infinity_mass))
+    return pld_pmf.DensePLDPmf(
+        pmf._discretization, pmf._lower_loss * steps + first, np.maximum(composed, 0.0), infinite, True
+    )
 
 
 def _loss(x: float, q: float, sigma: float) -> float:
     """ln(1 - q + q e^((2x - 1)/(2 sigma^2))): the loss of removing at outcome x."""
-    return float(np.logaddexp(np.log(1 - q) if q < 1 else -np.inf, math.log(q) + (2 * x - 1) / (2 * sigma**2)))
+    return float(
+        np.logaddexp(np.log(1 - q) if q < 1 else -np.inf, math.log(q) + (2 * x - 1) / (2 * sigma**2))
+    )
 
 
 def _outcome(loss: FloatArray, q: float, sigma: float) -> FloatArray:
@@ -134,13 +167,22 @@ def _adding_curve(epsilon: FloatArray, q: float, sigma: float) -> FloatArray:
 
 
 def _connect_dots(curve: Callable[[FloatArray], FloatArray], low: float, high: float, interval: float) -> Any:
+    """The dominating distribution on the grid (Doroshenko et al. 2022, Algorithm 1), as dp-accounting holds it.
+
+    The same masses as its own `create_pmf_pessimistic_connect_dots_fixed_gap`, without going through a dictionary.
+    """
     from dp_accounting.pld import pld_pmf
 
-    first, last = math.floor(low / interval), math.ceil(high / interval)
-    deltas = np.clip(curve(np.arange(first, last + 1) * interval), 0.0, 1.0)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        interval, first, last, np.minimum.accumulate(deltas)
-    ).to_dense_pmf()
+    first, last = math.floor(low / interval), max(math.ceil(high / interval), math.floor(low / interval) + 1)
+    deltas = np.minimum.accumulate(np.clip(curve(np.arange(first, last + 1) * interval), 0.0, 1.0))
+    slopes = -np.diff(deltas) / math.expm1(
+        interval
+    )  # of delta in e^epsilon, times e^-epsilon at the left end
+    mass = np.empty_like(deltas)
+    mass[0] = 1 - deltas[0] - slopes[0]
+    mass[1:-1] = math.exp(interval) * slopes[:-1] - slopes[1:]
+    mass[-1] = math.exp(interval) * slopes[-1]
+    return pld_pmf.DensePLDPmf(interval, first, np.maximum(mass, 0.0), float(deltas[-1]), True)
 
 
 def _orders(distribution: PrivacyLossDistribution) -> tuple[Any, Any]:
@@ -148,7 +190,9 @@ def _orders(distribution: PrivacyLossDistribution) -> tuple[Any, Any]:
     return distribution._pmf_remove, distribution._pmf_add
 
 
-def _drawn_once(inside: PrivacyLossDistribution, participation: float, interval: float) -> PrivacyLossDistribution:
+def _drawn_once(
+    inside: PrivacyLossDistribution, participation: float, interval: float
+) -> PrivacyLossDistribution:
     """The same rounds, for somebody who is in them with chance `participation` and otherwise not there at all.
 
     Exact (docs/theory.md, "Drawn once a round"), evaluated on the grid and connected by dots again, which only ever

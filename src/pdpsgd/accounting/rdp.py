@@ -85,7 +85,9 @@ def renyi_of_step(sample_rates: FloatArray, noise_multiplier: float, orders: Ite
     """
     rates = np.atleast_1d(np.asarray(sample_rates, dtype=float))
     moments = [
-        _integer_moment(rates, noise_multiplier, int(a)) if a == int(a) else _moment(rates, noise_multiplier, a)
+        _integer_moment(rates, noise_multiplier, int(a))
+        if a == int(a)
+        else _moment(rates, noise_multiplier, a)
         for a in orders
     ]
     return np.stack(moments, axis=-1) / (np.fromiter(orders, float) - 1)

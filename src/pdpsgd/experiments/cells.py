@@ -22,6 +22,7 @@ class Cell:
     parameters: int | None
     largest_proven: float | None
     printed: Printed | None = None
+    searched: bool = True
 
     @property
     def seeds(self) -> int:
@@ -39,7 +40,7 @@ class Cell:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     def text(self) -> str:
-        """For a table: mean, standard deviation, number of seeds; empty without runs.
+        """For a table: mean, deviation, number of seeds; empty without runs, * with a borrowed recipe.
 
         >>> from pdpsgd.experiments.settings import Recipe, Setting
         >>> Cell(Setting("mnist", "dp-sgd", Recipe()), (95.0, 96.0), 1.0, 1, 1, 0.5).text()
@@ -48,7 +49,7 @@ class Cell:
         if self.mean is None:
             return ""
         spread = "" if self.deviation is None else f" ± {self.deviation:.2f}"
-        return f"{self.mean:.2f}{spread} ({self.seeds})"
+        return f"{self.mean:.2f}{spread} ({self.seeds})" + ("" if self.searched else " *")
 
     def row(self) -> dict[str, Any]:
         """For a CSV file or JSON."""
@@ -61,6 +62,7 @@ class Cell:
             "accountant": setting.accountant,
             "features": setting.recipe.features,
             "learning_rate": setting.recipe.learning_rate,
+            "recipe_searched": self.searched,
             "seeds": self.seeds,
             "accuracy": _rounded(self.mean),
             "standard_deviation": _rounded(self.deviation),
@@ -72,7 +74,7 @@ class Cell:
         }
 
 
-def cell(setting: Setting, record: Record, printed: Printed | None = None) -> Cell:
+def cell(setting: Setting, record: Record, printed: Printed | None = None, *, searched: bool = True) -> Cell:
     """The runs of a setting that are on record."""
     runs = sorted(record.of(setting), key=lambda run: int(run["seed"]))
     proven = [level["proven_epsilon"] for run in runs for level in run["levels"] if level["proven_epsilon"]]
@@ -84,6 +86,7 @@ def cell(setting: Setting, record: Record, printed: Printed | None = None) -> Ce
         parameters=max(run["parameters"] for run in runs) if runs else None,
         largest_proven=max(proven, default=None),
         printed=printed,
+        searched=searched,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import GRIDS, chosen_recipe, trials
-from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Setting
+from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
 
 LEAVE_OUT_BELOW = 0.75
 """The system `leave-out` leaves out half of the people at k = 0."""
@@ -147,6 +147,13 @@ STUDIES: dict[str, Study] = {
 WITHOUT_TRAINING = ("distributions", "rounds")
 
 
+def was_searched(setting: Setting, search: Record) -> bool:
+    """Whether the setting's recipe comes from a finished search for its own system."""
+    if (setting.dataset, setting.recipe.features) not in GRIDS:
+        return False
+    return _own_recipe(setting.dataset, setting.system, search, setting.recipe.features) is not None
+
+
 def _tuned(
     dataset: str,
     system: str,
@@ -155,14 +162,21 @@ def _tuned(
     *,
     features: str = "pixels",
 ) -> Setting | None:
-    """The setting with the recipe that the search chose; None if the search is not finished."""
+    """The setting with the recipe that the search chose for the system; None if no search is finished.
+
+    As long as a system's own search is not finished, it borrows the recipe of `pdp-sgd-exact`.
+    """
     if (dataset, features) not in GRIDS:
         return None
-    threshold = _threshold(system)
-    recipe = chosen_recipe(search, trials(dataset, system, features, threshold=threshold))
+    recipe = _own_recipe(dataset, system, search, features)
+    recipe = recipe or _own_recipe(dataset, "pdp-sgd-exact", search, features)
     if recipe is None:
         return None
-    return Setting(dataset, system, recipe, population or Population(), threshold=threshold)
+    return Setting(dataset, system, recipe, population or Population(), threshold=_threshold(system))
+
+
+def _own_recipe(dataset: str, system: str, search: Record, features: str) -> Recipe | None:
+    return chosen_recipe(search, trials(dataset, system, features, threshold=_threshold(system)))
 
 
 def _threshold(system: str) -> float | None:

@@ -104,9 +104,13 @@ class Kernels(PerExample):
 
     def squared_norms(self) -> Tensor:
         """Of the gradients, which are kept if there is room."""
-        rows, *rest = self._layout
-        self._kept = self._workspace.keep((rows, self.batch_size, *rest), self._inputs)
-        return torch.cat([_squared_norms(self._rows(*chunk)) for chunk in self.in_chunks()])
+        rows, groups, out, columns = self._layout
+        self._kept = self._workspace.keep((rows, self.batch_size, groups * out, columns), self._inputs)
+        if self._kept is None:
+            return torch.cat([_squared_norms(self._rows(*chunk)) for chunk in self.in_chunks()])
+        for chunk in self.in_chunks():
+            self._rows(*chunk)
+        return _squared_norms(self._kept)
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Sum the same numbers."""
@@ -128,8 +132,9 @@ class Kernels(PerExample):
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose unfolded inputs fit into the cache."""
-        unfolded = self._inputs[0].numel() * self._kernel[-1]
-        step = max(1, CACHE // max(1, unfolded, 0 if self._kept is not None else self.shape.numel()))
+        unfolded = self._inputs[0].numel() // self._inputs.shape[-1] * self._out[-1] * self._kernel[-1]
+        most = max(1, CACHE // max(1, unfolded, 0 if self._kept is not None else self.shape.numel()))
+        step = -(-self.batch_size // -(-self.batch_size // most))  # pieces of about the same size
         return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
 
     def _arranged(self, values: Tensor) -> Tensor:
@@ -145,23 +150,36 @@ class Kernels(PerExample):
         unfolded = self._unfolded(images if images.dim() > 3 else images[:, None])
         examples, (rows, groups, out, columns) = last - first, self._layout
         if self._kept is None:
-            values = self._workspace.take("rows", (rows, examples, groups, out, columns), gradient)
+            values = self._workspace.take("rows", (rows, examples, groups * out, columns), gradient)
         else:
             values = self._kept[:, first:last]
-        left = gradient.reshape(examples, -1, groups, out).permute(0, 2, 3, 1)
-        steps = itertools.product(*(range(size) for size in self._kernel[:-1]))
-        for row, offsets in enumerate(steps):
+        if groups > 1:
+            left = gradient.reshape(examples, -1, groups, out).permute(0, 2, 3, 1)
+            for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
+                right = met.reshape(examples, -1, self._kernel[-1], groups, self.shape[1])
+                torch.matmul(left, right.permute(0, 3, 1, 2, 4).flatten(3), out=result.view(examples, groups, out, -1))
+        else:
+            left = gradient.reshape(examples, -1, out).transpose(1, 2)
+            for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
+                torch.bmm(left, met, out=result)
+        return values
+
+    def _met(self, unfolded: Tensor) -> Iterator[Tensor]:
+        """Yield, for each row of the kernel, the unfolded inputs (examples, positions, columns) it has met."""
+        *lead, width = self._out
+        columns = math.prod(unfolded.shape[len(self._out) + 1 :])
+        if len(lead) == 1 and self._stride[0] == 1:  # rows that follow one another
+            flat = unfolded.view(unfolded.shape[0], -1, columns)
+            for row in range(self._kernel[0]):
+                yield flat.narrow(1, row * self._dilation[0] * width, lead[0] * width)
+            return
+        for offsets in itertools.product(*(range(size) for size in self._kernel[:-1])):
             met = unfolded
             for dim, offset in enumerate(offsets):
                 start, stride = offset * self._dilation[dim], self._stride[dim]
-                end = start + stride * (self._out[dim] - 1) + 1
+                end = start + stride * (lead[dim] - 1) + 1
                 met = met[(slice(None),) * (dim + 1) + (slice(start, end, stride),)]
-            if groups == 1:
-                torch.bmm(left[:, 0], met.reshape(examples, -1, columns), out=values[row, :, 0])
-            else:
-                right = met.reshape(examples, -1, self._kernel[-1], groups, self.shape[1])
-                torch.matmul(left, right.permute(0, 3, 1, 2, 4).flatten(3), out=values[row])
-        return values
+            yield met.reshape(met.shape[0], -1, columns)
 
     def _unfolded(self, images: Tensor) -> Tensor:
         """Copy (examples, ..., width, channels) to (examples, ..., width out, columns)."""
@@ -172,18 +190,19 @@ class Kernels(PerExample):
             (*lead, across * stride, across * dilation, along),
             images.storage_offset(),
         )
-        if self._together > 1:
-            height = images.shape[1] // self._together * self._together
-            view = view[:, :height].unflatten(1, (-1, self._together)).movedim(2, 3)
-        return self._workspace.take("unfolded", tuple(view.shape), images).copy_(view)
+        if self._together == 1:
+            return self._workspace.take("unfolded", tuple(view.shape), images).copy_(view)
+        height = images.shape[1] // self._together
+        shape = (images.shape[0], height, out, self._together, *view.shape[3:])
+        unfolded = self._workspace.take("unfolded", shape, images)
+        for row in range(self._together):  # one by one: short innermost dimensions make a copy slow
+            unfolded[:, :, :, row] = view[:, row :: self._together][:, :height]
+        return unfolded
 
 
 def _squared_norms(values: Tensor) -> Tensor:
     # Row by row: a reduction over two separate dimensions is several times slower.
-    total = row_squared_norms(values[0])
-    for row in values[1:]:
-        total += row_squared_norms(row)
-    return total
+    return row_squared_norms(values.flatten(0, 1)).view(values.shape[:2]).sum(0)
 
 
 def _padded(module: Convolution, inputs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 Gradient = Iterator[tuple[nn.Parameter, "PerExample"]]
 
 # Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
-CACHE = 1 << 18
+CACHE = 1 << 19
 # Numbers that are kept from the norms to the weighted sum; what does not fit is computed again.
 ROOM = 1 << 24
 

@@ -15,15 +15,21 @@ from pdpsgd.layers.anything import any_module
 from pdpsgd.layers.recording import Recorder, Site
 from pdpsgd.layers.refusals import check_module
 from pdpsgd.layers.registry import Rule, rule_of
+from pdpsgd.layers.shortcuts import sequence
 
 
 def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
     """Watch every layer that trains, and the model as a whole; refuse the model before anything is changed."""
+    rules = list(rules_of(model))
     recorder = Recorder(model)
     watched = []
-    for name, module, rule in list(rules_of(model)):
+    for name, module, rule in rules:
         site = Site(recorder, name or type(module).__name__)
         watched.append(Watched(module, recorder, _by_rule(site, module, rule)))
+    inside_general = {child for _, module, rule in rules if rule is None for child in module.modules()}
+    for module in model.modules():
+        if type(module) is nn.Sequential and module not in inside_general:
+            watched.append(Watched(module, recorder, _by_shortcuts(module)))
     watched.append(Watched(model, recorder, _WholeModel(model, recorder)))
     return recorder, watched
 
@@ -35,14 +41,10 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
     seen: set[nn.Module] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
-        if module in seen:
+        if module in seen or not any(parameter.requires_grad for parameter in module.parameters()):
             return
         seen.add(module)
         rule = rule_of(module)
-        if rule is not None and not rule.parameters:  # there for speed only
-            yield name, module, rule
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return
         if rule is not None or _uses_parameters(module):
             if not _can_be_called(module):
                 place = f"{name or 'The model'} ({type(module).__name__})"
@@ -131,6 +133,10 @@ def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., 
         return lambda *args, **kwargs: any_module(site, module, original, *args, **kwargs)
     apply = rule.apply
     return lambda *args, **kwargs: apply(site, module, *args, **kwargs)
+
+
+def _by_shortcuts(module: nn.Sequential) -> Callable[..., Any]:
+    return lambda inputs: sequence(tuple(module), inputs)
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

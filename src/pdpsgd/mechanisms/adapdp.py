@@ -14,4 +14,6 @@ def _rounds(request: Request) -> list[Round]:
     return threshold_rounds(request, LOSS, fresh_model=True)
 
 
-MECHANISM = Mechanism(_rounds, "rounds with a threshold (loss_f with 0.2, 0.8), a fresh model each", default_rounds=10)
+MECHANISM = Mechanism(
+    _rounds, "rounds with a threshold (loss_f with 0.2, 0.8), a fresh model each", default_rounds=10
+)

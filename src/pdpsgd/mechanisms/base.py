@@ -65,15 +65,29 @@ class Mechanism:
     default_rounds: int = 1
 
 
-def meet_targets(request: Request, targets: FloatArray, *, threshold: float | None = None, fresh_model: bool = False) -> list[Round]:
+def meet_targets(
+    request: Request, targets: FloatArray, *, threshold: float | None = None, fresh_model: bool = False
+) -> list[Round]:
     """The rounds in which every level reaches its target, drawn at every step or once a round."""
     segments = request.schedule or (Segment(request.steps),)
     if request.drawn == "round":
         if request.noise_multiplier is not None or len(segments) > 1:
             fail('A given noise or schedule goes with drawn="step"; with drawn="round" leave both out.')
-        sigma, rate, participation = solve_participation(request.demand(targets), request.steps, request.batch_size)
+        sigma, rate, participation = solve_participation(
+            request.demand(targets), request.steps, request.batch_size
+        )
         rates = np.where(participation > 0, rate, 0.0)
-        return [make_round(request, request.steps, sigma, rates, participation, threshold=threshold, fresh_model=fresh_model)]
+        return [
+            make_round(
+                request,
+                request.steps,
+                sigma,
+                rates,
+                participation,
+                threshold=threshold,
+                fresh_model=fresh_model,
+            )
+        ]
     solution = solve_rates(request.demand(targets), segments, request.batch_size, request.noise_multiplier)
     return rounds_of(request, solution, threshold=threshold, fresh_model=fresh_model)
 

@@ -17,7 +17,9 @@ def _rounds(request: Request) -> list[Round]:
     epsilon, delta = request.epsilon[usable].min(), request.delta[usable].min()
     people = float(request.people[usable].sum())
     if request.batch_size > people:
-        fail(f"Expected batch_size of at most the {int(people):,} people who can be used. Got {request.batch_size:g}.")
+        fail(
+            f"Expected batch_size of at most the {int(people):,} people who can be used. Got {request.batch_size:g}."
+        )
     rate = request.batch_size / people
     histories = {request.histories[i] for i in np.flatnonzero(usable)}
     if request.noise_multiplier is not None or request.schedule is not None:

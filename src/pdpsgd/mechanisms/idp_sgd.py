@@ -27,7 +27,9 @@ def _scale(request: Request) -> list[Round]:
         fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
     people = request.people[usable]
     if request.batch_size > people.sum():
-        fail(f"Expected batch_size of at most the {int(people.sum()):,} people who can be used. Got {request.batch_size:g}.")
+        fail(
+            f"Expected batch_size of at most the {int(people.sum()):,} people who can be used. Got {request.batch_size:g}."
+        )
     rate = request.batch_size / float(people.sum())
     spent = request.spent()
     inverse_noise = np.zeros(len(request.epsilon))
@@ -36,7 +38,9 @@ def _scale(request: Request) -> list[Round]:
         history, delta = request.histories[level], float(request.delta[level])
 
         def cost(inverse: float, history=history, delta=delta) -> float:  # type: ignore[no-untyped-def]
-            return request.accountant.epsilon((*history, Exposure(1.0, rate, 1 / inverse, request.steps)), delta)
+            return request.accountant.epsilon(
+                (*history, Exposure(1.0, rate, 1 / inverse, request.steps)), delta
+            )
 
         target = float(request.epsilon[level]) * (1 - MARGIN)
         guess = largest_within(cost, target, guess or 1.0, base=float(spent[level]), highest=20.0)

@@ -23,7 +23,9 @@ def threshold_rounds(request: Request, loss: Loss, *, fresh_model: bool = False)
     dropped.
     """
     if request.schedule is not None:
-        fail("A schedule of rounds goes with pdp-sgd-exact: this mechanism chooses its own rounds. Give `rounds` instead.")
+        fail(
+            "A schedule of rounds goes with pdp-sgd-exact: this mechanism chooses its own rounds. Give `rounds` instead."
+        )
     request = replace(request, loss=request.loss or loss)
     rounds: list[Round] = []
     for steps in split_evenly(request.steps, request.rounds):

@@ -1,0 +1,126 @@
+"""Any LightningModule, trained by a plan: one call before `trainer.fit`.
+
+    module = pdpsgd.lightning.make_private(module, data_loader=loader, plan=plan, budgets=budgets)
+    lightning.Trainer(max_epochs=1).fit(module)
+
+The module keeps its own `training_step` and `configure_optimizers`; what changes is where batches come from
+and what the optimizer does with gradients. A training loss that `training_step` logs is computed from the
+private data: do not publish it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pdpsgd.engine import PrivacyEngine
+from pdpsgd.errors import PdpsgdError, fail
+
+try:
+    import lightning
+except ImportError as error:  # pragma: no cover
+    raise PdpsgdError(
+        "Expected the package lightning. Install it: pip install 'pdpsgd[lightning]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from pdpsgd.budgets import Budgets
+    from pdpsgd.plans import Plan
+
+__all__ = ["PrivateTraining", "make_private"]
+
+
+def make_private(
+    module: lightning.LightningModule,
+    *,
+    data_loader: Any,
+    plan: Plan,
+    budgets: Budgets | None = None,
+    **options: Any,
+) -> lightning.LightningModule:
+    """The same module, made to train by a plan; `options` are those of `PrivacyEngine.make_private`.
+
+    One pass over the loader takes all of the plan's steps: use `Trainer(max_epochs=1)`, or give
+    `steps_per_epoch` and let the epochs add up to the plan's steps.
+
+    Guarantee: that of `PrivacyEngine`, for the parameters at any step. Metrics that `training_step` logs are
+    not covered.
+    """
+    if not isinstance(module, lightning.LightningModule):
+        fail(f"Expected a LightningModule. Got {type(module).__name__}.")
+    if isinstance(module, PrivateTraining):
+        fail("Expected a module that is not private yet. Got one that make_private gave back.")
+    if not module.automatic_optimization:
+        fail(
+            "Expected automatic optimization. Got automatic_optimization=False: a loop of its own uses "
+            "pdpsgd.PrivacyEngine directly."
+        )
+    if options.get("max_physical_batch_size") is not None:
+        fail(
+            "Expected no max_physical_batch_size: Lightning asks beforehand how many batches there will "
+            "be, and that "
+            "number is secret. Use pdpsgd.fit or PrivacyEngine to limit memory."
+        )
+    kind = type(module)
+    module.__class__ = type(f"Private{kind.__name__}", (PrivateTraining, kind), {})
+    private: Any = module
+    private.private_options = {"data_loader": data_loader, "plan": plan, "budgets": budgets, **options}
+    return module
+
+
+class PrivateTraining:
+    """Comes before a LightningModule's own class: batches from the plan, a private optimizer, and
+    refusals."""
+
+    private_options: dict[str, Any]
+    engine: PrivacyEngine
+
+    def configure_optimizers(self) -> Any:
+        """The module's own optimizer, made private; a scheduler, if there is one, stays as it is."""
+        _check_trainer(self.trainer)  # type: ignore[attr-defined]
+        configured = super().configure_optimizers()  # type: ignore[misc]
+        optimizer, schedulers = _one_optimizer(configured)
+        self.engine = PrivacyEngine()
+        _, private, self._private_loader = self.engine.make_private(
+            module=self,  # type: ignore[arg-type]
+            optimizer=optimizer,
+            **self.private_options,
+        )
+        return private if schedulers is None else {"optimizer": private, "lr_scheduler": schedulers}
+
+    def train_dataloader(self) -> Any:
+        """The plan's steps."""
+        return self._private_loader
+
+    def on_fit_end(self) -> None:
+        """Forget the key once the plan is carried out."""
+        super().on_fit_end()  # type: ignore[misc]
+        if self.engine.steps_left == 0:
+            self.engine.close()
+
+
+def _one_optimizer(configured: Any) -> tuple[Any, Any]:
+    """The optimizer and its scheduler, from the forms that Lightning allows for one of each."""
+    if isinstance(configured, dict):
+        return configured["optimizer"], configured.get("lr_scheduler")
+    if isinstance(configured, (list, tuple)):
+        two_lists = len(configured) == 2 and isinstance(configured[0], (list, tuple))
+        optimizers, schedulers = configured if two_lists else (configured, [])
+        if len(optimizers) != 1 or len(schedulers) > 1:
+            fail(f"Expected configure_optimizers to give one optimizer. Got {len(optimizers)}.")
+        return optimizers[0], schedulers[0] if schedulers else None
+    return configured, None
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Refuse what would change gradients behind the mechanism's back."""
+    if trainer.gradient_clip_val:
+        fail(f"Expected no gradient_clip_val: the plan clips. Got {trainer.gradient_clip_val!r}.")
+    if trainer.accumulate_grad_batches != 1:
+        fail(
+            "Expected accumulate_grad_batches=1: a step is one batch. Got "
+            f"{trainer.accumulate_grad_batches!r}."
+        )
+    if "16" in str(trainer.precision):
+        fail(f"Expected precision of 32 or 64 bits, without loss scaling. Got {trainer.precision!r}.")
+    if trainer.world_size != 1:
+        fail(f"Expected one device with Lightning. Got {trainer.world_size}: use pdpsgd.fit under torchrun.")
