@@ -153,7 +153,7 @@ def test_pages_show_ours_and_the_papers_figures_side_by_side(tmp_path: Path) -> 
     search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
     for setting in trials("mnist", "pdp-sgd-adaptive"):
         search.add(made_up(setting, 0, 0.9))
-    (setting,) = [s for s in table_1_settings("mnist", search) if s.population.k == 0]
+    (setting,) = (s for s in table_1_settings("mnist", search) if s.population.k == 0)
     for seed, accuracy in enumerate((0.95, 0.96)):
         record.add(made_up(setting, seed, accuracy))
     text = PAGES["table-1"](search, record).markdown
@@ -214,3 +214,16 @@ def test_the_command_writes_a_figure_and_says_where(tmp_path: Path) -> None:
 def test_the_command_refuses_a_part_that_is_none() -> None:
     with pytest.raises(PdpsgdError, match="half"):
         reproduce_command("pages", part="half")
+
+
+def test_a_system_that_was_not_searched_borrows_a_recipe_and_the_table_says_so(tmp_path: Path) -> None:
+    search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
+    for setting in trials("mnist", "pdp-sgd-exact"):
+        search.add(made_up(setting, 0, 0.9))
+    settings = {s.system: s for s in table_1_settings("mnist", search) if s.population.k == 0}
+    assert settings["sampling"].recipe == settings["pdp-sgd-exact"].recipe
+    for name in ("sampling", "pdp-sgd-exact"):
+        record.add(made_up(settings[name], 0, 0.9))
+    text = PAGES["table-1"](search, record).markdown
+    assert "| sampling |  | 92.57 ± 0.13 | 90.00 (1) * |" in text
+    assert "| pdp-sgd-exact |  |  | 90.00 (1) |" in text
