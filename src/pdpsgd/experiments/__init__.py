@@ -5,8 +5,11 @@
 | `settings` | one training run, as plain data |
 | `studies` | which runs a table or figure consists of |
 | `systems` | the plan of a run, also for the two simple systems that are no mechanism |
-| `runner` | carries out a run |
+| `search` | the hyper-parameter search that every system is given |
+| `inputs`, `runner` | data and model of a run; carries it out |
+| `effort` | what a run would take, without running it whole |
 | `record` | what came out, one JSON line a run; nothing is computed twice |
 | `published` | what others printed |
-| `tables`, `figures` | pages made from records |
+| `cells`, `tables`, `figures`, `overview` | pages made from records |
+| `reproduce` | one command for each table and figure |
 """

@@ -59,6 +59,7 @@ def reproduce(
 def write_pages(what: str, search: Record, record: Record, output: Path) -> list[Path]:
     """Write the tables and figures that a study belongs to, from the records."""
     from pdpsgd.experiments import figures
+    from pdpsgd.experiments.overview import write_overview
     from pdpsgd.experiments.tables import PAGES
 
     written: list[Path] = []
@@ -66,6 +67,7 @@ def write_pages(what: str, search: Record, record: Record, output: Path) -> list
     for name, make in PAGES.items():
         if everything or name in (what, "search"):
             written += make(search, record).write(output)
+    written += write_overview(search, record, output)
     folder = output / "figures"
     if everything or what == "distributions":
         written += figures.save_chart(figures.distributions(), folder, "epsilon-distributions")

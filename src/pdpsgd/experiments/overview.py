@@ -1,0 +1,113 @@
+"""The first page of the results: the main figures, what is still missing, and where everything is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdpsgd.experiments.cells import Cell, cell, printed_text
+from pdpsgd.experiments.published import DATASETS, best_of_paper
+from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.settings import Setting
+from pdpsgd.experiments.studies import STUDIES, feature_settings, table_1_settings
+from pdpsgd.experiments.tables import TITLES
+
+WANTED_SEEDS = 3
+
+TEXT = """\
+# Results
+
+Everything here is made by `pdpsgd reproduce` from the records `search.jsonl` (trials of the search),
+`runs.jsonl` (one line a run: settings, seed, versions, accuracy, iterations, seconds, promised and proven
+epsilon of each level) and `effort.jsonl`. A reproduction that was stopped continues where it was; `pdpsgd
+reproduce pages` writes these pages again.
+
+## Against the paper
+
+Test accuracy in percent at k = 0 (20 groups of budgets in [0.5, 1], delta 1e-5): mean ± standard deviation
+(seeds). Ours is sound: PLD, everybody charged. The paper's own figures rest on a bookkeeping that does not
+keep its promise (see `docs/everybody-pays.md`). Uniform DP-SGD, at the strictest budget, was given the same
+search.
+
+{headline}
+
+"Gain" is what personalization is worth over uniform DP-SGD when both are tuned alike. With one seed a cell,
+or when it is smaller than the deviations beside it, a gain says little.
+
+## Pages
+
+| page | what |
+|---|---|
+| [table-1](table-1.md) | all systems under equal and sound conditions |
+| [features](features.md) | a linear model on wavelet features, not the paper's network |
+| [table-1-as-published](table-1-as-published.md) | the paper's set-up and bookkeeping, its cells beside ours |
+| [table-2](table-2.md) | run time, iterations, parameters |
+| [idp-benchmark](idp-benchmark.md) | IDP-SGD's own benchmark |
+| [search](search.md) | every trial of the hyper-parameter search |
+| [figures](figures) | distributions of budgets; budgets left and chances round by round; sweeps |
+
+## What is done and what is not
+
+Runs on record of those that {seeds} seeds would take. The command in the first column does the rest by
+itself.
+
+{missing}
+"""
+
+
+def write_overview(search: Record, record: Record, folder: Path) -> list[Path]:
+    """Write the overview as README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "README.md"
+    text = TEXT.format(
+        headline="\n".join(_headline(search, record)),
+        missing="\n".join(_missing(search, record)),
+        seeds=WANTED_SEEDS,
+    )
+    path.write_text(text, encoding="utf-8")
+    return [path]
+
+
+def _headline(search: Record, record: Record) -> list[str]:
+    lines = [
+        "| data set | model | `pdp-sgd-exact` | uniform DP-SGD | gain | the paper's best |",
+        "|---|---|---|---|---|---|",
+    ]
+    for dataset in DATASETS:
+        best = printed_text(best_of_paper(dataset))
+        for model, settings in (
+            ("the paper's network", table_1_settings(dataset, search)),
+            ("linear on scattering features", feature_settings(dataset, search)),
+        ):
+            exact, uniform = (_cell(settings, system, record) for system in ("pdp-sgd-exact", "dp-sgd"))
+            if exact is None or exact.mean is None:
+                continue
+            gain = "" if uniform is None or uniform.mean is None else f"{exact.mean - uniform.mean:+.2f}"
+            shown = "" if uniform is None else uniform.text()
+            lines.append(f"| {TITLES[dataset]} | {model} | {exact.text()} | {shown} | {gain} | {best} |")
+    return lines
+
+
+def _missing(search: Record, record: Record) -> list[str]:
+    """How much of each study is on record."""
+    tried = {run["key"] for run in search}
+    runs = {run["key"] for run in record}
+    lines = ["| command | data set | trials of the search | runs |", "|---|---|---|---|"]
+    for name, study in STUDIES.items():
+        for dataset in study.datasets:
+            trials = [s.key(0) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
+            keys = [s.key(seed) for s in study.settings(dataset, search) for seed in range(WANTED_SEEDS)]
+            lines.append(
+                f"| `pdpsgd reproduce {name} --dataset {dataset}` | {TITLES[dataset]} | "
+                f"{_share(trials, tried, 'none needed')} | {_share(keys, runs, 'after the search')} |"
+            )
+    return lines
+
+
+def _share(keys: list[str], done: set[str], nothing: str) -> str:
+    return f"{sum(key in done for key in keys)} of {len(keys)}" if keys else nothing
+
+
+def _cell(settings: list[Setting], system: str, record: Record) -> Cell | None:
+    found = (s for s in settings if s.system == system and s.population.k == 0)
+    setting = next(found, None)
+    return None if setting is None else cell(setting, record)
