@@ -10,10 +10,14 @@ private data: do not publish it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.probe import check_examples_do_not_mix
 
 try:
     import lightning
@@ -73,19 +77,24 @@ class PrivateTraining:
 
     private_options: dict[str, Any]
     engine: PrivacyEngine
+    _examples_do_not_mix = False
 
     def configure_optimizers(self) -> Any:
         """The module's own optimizer, made private; a scheduler, if there is one, stays as it is."""
         _check_trainer(self.trainer)  # type: ignore[attr-defined]
         configured = super().configure_optimizers()  # type: ignore[misc]
-        optimizer, schedulers = _one_optimizer(configured)
+        optimizer, scheduler = _one_optimizer(configured)
         self.engine = PrivacyEngine()
         _, private, self._private_loader = self.engine.make_private(
             module=self,  # type: ignore[arg-type]
             optimizer=optimizer,
             **self.private_options,
         )
-        return private if schedulers is None else {"optimizer": private, "lr_scheduler": schedulers}
+        self._private_loader.inspect = self._check_that_examples_do_not_mix
+        if scheduler is None:
+            return private
+        _attach(scheduler, private)
+        return {"optimizer": private, "lr_scheduler": scheduler}
 
     def train_dataloader(self) -> Any:
         """The plan's steps."""
@@ -96,6 +105,39 @@ class PrivateTraining:
         super().on_fit_end()  # type: ignore[misc]
         if self.engine.steps_left == 0:
             self.engine.close()
+
+    def _check_that_examples_do_not_mix(self, batch: Any) -> None:
+        """Try `training_step` as a whole on the first batch that is large enough to tell."""
+        if not self._examples_do_not_mix:
+            with _as_forward(self):
+                self._examples_do_not_mix = check_examples_do_not_mix(
+                    self,  # type: ignore[arg-type]
+                    _loss_of,
+                    (batch,),
+                    loss_reduction=self.private_options.get("loss_reduction", "mean"),
+                )
+
+
+@contextmanager
+def _as_forward(module: Any) -> Iterator[None]:
+    """For a while, calling the module is its training step, without logging."""
+    stand_ins = {
+        "forward": lambda batch: module.training_step(batch, 0),
+        "log": lambda *values, **options: None,
+        "log_dict": lambda *values, **options: None,
+    }
+    before = {name: module.__dict__[name] for name in stand_ins if name in module.__dict__}
+    module.__dict__.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del module.__dict__[name]
+        module.__dict__.update(before)
+
+
+def _loss_of(step_output: Any) -> Any:
+    return step_output["loss"] if isinstance(step_output, dict) else step_output
 
 
 def _one_optimizer(configured: Any) -> tuple[Any, Any]:
@@ -109,6 +151,16 @@ def _one_optimizer(configured: Any) -> tuple[Any, Any]:
             fail(f"Expected configure_optimizers to give one optimizer. Got {len(optimizers)}.")
         return optimizers[0], schedulers[0] if schedulers else None
     return configured, None
+
+
+def _attach(configured: Any, private: Any) -> None:
+    """Let the scheduler belong to the private optimizer, which shares the groups that it sets rates in."""
+    scheduler = configured["scheduler"] if isinstance(configured, dict) else configured
+    scheduler.optimizer = private
+    # torch's schedulers look for the marks that they left on the optimizer's own step.
+    private._opt_called = True
+    private.step = partial(private.step)
+    private.step._wrapped_by_lr_sched = True
 
 
 def _check_trainer(trainer: Any) -> None:
