@@ -118,7 +118,7 @@ PRESETS = {
             features="pixels",
             steps=300,
             batch_size=1024,
-            learning_rate=40.0,
+            learning_rate=80.0,
             max_grad_norm=0.1,
         ),
         Preset(
@@ -130,7 +130,7 @@ PRESETS = {
             features="scattering",
             steps=400,
             batch_size=2048,
-            learning_rate=20.0,
+            learning_rate=40.0,
             max_grad_norm=0.1,
         ),
         Preset(
