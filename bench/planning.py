@@ -27,7 +27,7 @@ PRECISION = 2e-3
 def nested_bisection(
     epsilons: list[float], shares: list[float], rate: float, steps: int, delta: float
 ) -> tuple[float, int]:
-    """IDP-SGD's search: bisect the noise; for each noise bisect each group's rate; an accountant call per bisection step."""
+    """IDP-SGD's search: bisect the noise, and for each noise each group's rate, with an accountant call per step."""
     calls = 0
 
     def epsilon(q: float, sigma: float) -> float:

@@ -1,7 +1,7 @@
 """Train PyTorch models so that every person gets the privacy they asked for.
 
-`Budgets` says what each person allows, `plan` draws up a plan that provably keeps it, `fit` or `PrivacyEngine` trains by
-it. Planning needs no torch; what trains is loaded when it is first used.
+`Budgets` says what each person allows, `plan` draws up a plan that provably keeps it, `fit` or
+`PrivacyEngine` trains by it. Planning needs no torch; what trains is loaded when it is first used.
 """
 
 from __future__ import annotations

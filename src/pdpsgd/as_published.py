@@ -1,8 +1,9 @@
-"""Plans with the paper's own bookkeeping, to reproduce its numbers: only those who are drawn into a round pay.
+"""Plans with the paper's own bookkeeping, to reproduce its numbers: only those who are drawn into a round
+pay.
 
 Not sound: the draw is hidden, so somebody who was not drawn has not been told apart from somebody who was
-(docs/everybody-pays.md). Such a plan flips its coins when it is made; it states, next to what the paper would claim, the
-larger bound that is provable for it.
+(docs/everybody-pays.md). Such a plan flips its coins when it is made; it states, next to what the paper would
+claim, the larger bound that is provable for it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def plan_as_published(
 ) -> Plan:
     """The paper's Algorithm 1 (or AdaPDP, or Sampling) with its coins flipped from `seed`.
 
-    Each round: threshold on what the drawn have left, participation (e^left - 1)/(e^tau - 1), a rate of batch size over the
-    expected number of participants, and noise (or, given the noise, steps) such that the round alone costs tau.
+    Each round: threshold on what the drawn have left, participation (e^left - 1)/(e^tau - 1), a rate of batch
+    size over the expected number of participants, and noise (or, given the noise, steps) such that the round
+    alone costs tau.
     """
     from pdpsgd.planning import threshold_loss
 
@@ -94,7 +96,8 @@ def plan_as_published(
 def _cost_tau(
     tau: float, delta: float, rate: float, steps: int, noise_multiplier: float | None, by: Accountant
 ) -> tuple[int, float]:
-    """Steps and noise of a round that costs at most tau: noise for the steps, or, given the noise, as many steps as fit."""
+    """Steps and noise of a round that costs at most tau: noise for the steps, or, given the noise, as many
+    steps as fit."""
     if noise_multiplier is None:
         return steps, smallest_noise_multiplier(tau, delta, sample_rate=rate, steps=steps, accounting=by)
 

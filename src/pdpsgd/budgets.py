@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pdpsgd.errors import check_positive, fail
 
-FloatArray = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[Any]
 
@@ -20,10 +20,12 @@ IdArray = npt.NDArray[Any]
 class Budgets:
     """The public list of people and the (epsilon, delta) that each of them allows.
 
-    An epsilon or a delta of 0 means that the person's record is never used. An infinite epsilon ("no protection
-    asked") must be allowed by name with `allow_infinite=True`. Without `ids`, people are known by their position.
+    An epsilon or a delta of 0 means that the person's record is never used. An infinite epsilon ("no
+    protection asked") must be allowed by name with `allow_infinite=True`. Without `ids`, people are known by
+    their position.
 
-    The list, and the budgets on it, are public: the promise protects people's records and whether they supplied one.
+    The list, and the budgets on it, are public: the promise protects people's records and whether they
+    supplied one.
 
     >>> Budgets([0.5, 1.0, 2.0])
     Budgets(3 people, epsilon 0.5 to 2, delta 1e-05)
@@ -74,12 +76,13 @@ class Budgets:
             ids = np.arange(epsilons.size)
         else:
             _check_ids(ids, place)
-        for name, values in (
-            ("epsilon", epsilons),
-            ("delta", np.broadcast_to(deltas, epsilons.shape)),
-            ("ids", ids),
-        ):
-            frozen = values.view()
+        columns: dict[str, IdArray] = {
+            "epsilon": epsilons,
+            "delta": np.broadcast_to(deltas, epsilons.shape),
+            "ids": ids,
+        }
+        for name, column in columns.items():
+            frozen = column.view()
             frozen.flags.writeable = False
             object.__setattr__(self, name, frozen)
 
@@ -121,7 +124,8 @@ class Budgets:
         delta: float = 1e-5,
         allow_infinite: bool = False,
     ) -> Budgets:
-        """Budgets from a pandas or polars frame, or from a CSV or Parquet file; errors name the file and the row."""
+        """Budgets from a pandas or polars frame, or from a CSV or Parquet file; errors name the file and the
+        row."""
         from pdpsgd.tables import read_columns
 
         wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
@@ -170,8 +174,8 @@ class Budgets:
     ) -> Budgets:
         """The paper's distribution: evenly spaced groups whose sizes follow c1 * exp(k * epsilon) + c2.
 
-        Sizes are normalised to sum to `people` for every k (as printed, they sum to 1.83 over 20 groups, not to 1).
-        For intervals other than [0.5, 1] the same sizes go to the same places within the interval.
+        Sizes are normalised to sum to `people` for every k (as printed, they sum to 1.83 over 20 groups, not
+        to 1). For intervals other than [0.5, 1] the same sizes go to the same places within the interval.
 
         >>> [int((Budgets.exponential(60_000, k=k).epsilon == 0.5).sum()) for k in (-0.2, 0.0, 0.2)]
         [6011, 3000, 82]
@@ -248,17 +252,22 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
     if repeated.any():
         first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
         fail(
-            f"Expected each id once. Got {ids[second].item()!r} for {place(int(first))} and again for {place(int(second))}."
+            f"Expected each id once. Got {ids[second].item()!r} for {place(int(first))} "
+            f"and again for {place(int(second))}."
         )
 
 
 def _first_non_number(column: IdArray) -> tuple[int, Any]:
-    for index, value in enumerate(column):
+    def is_number(value: Any) -> bool:
         try:
             float(value)
         except (TypeError, ValueError):
-            return index, str(value)
-    return 0, column[0]
+            return False
+        return True
+
+    return next(
+        ((i, str(value)) for i, value in enumerate(column) if not is_number(value)), (0, str(column[0]))
+    )
 
 
 def _range(values: FloatArray) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
+    from pdpsgd.comparison import Comparison
     from pdpsgd.plans import Plan
 
 Chart = Any  # altair.Chart or altair.LayerChart
@@ -77,17 +78,42 @@ def save_plan_chart(plan: Plan, path: Path, *, palette: Palette = PAPER) -> None
         spending_chart(spending(plan), palette).properties(title="What they will have spent"),
     ]
     sized = [part.properties(width=520, height=180) for part in parts]
-    picture = styled(
-        altair.vconcat(*sized).resolve_scale(color="independent", x="independent"),
-        palette,
-        background="white",
+    _save(altair.vconcat(*sized).resolve_scale(color="independent", x="independent"), path, palette)
+
+
+def save_comparison_chart(comparison: Comparison, path: Path, *, palette: Palette = PAPER) -> None:
+    """What each mechanism uses of what people allow, and how good it is, in one picture."""
+    altair = _altair()
+    used = used_chart(used_rows(comparison), palette).properties(
+        title="How much of what each tier allows is used", width=520
     )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        options = {"inline": True} if kind == "html" else {"scale_factor": 2} if kind == "png" else {}
-        picture.save(str(path), **options)
-    except OSError as error:
-        fail(f"Expected to be able to write {str(path)!r}. Got: {error.strerror}.")
+    seeds = seeds_chart(seed_rows(comparison), palette).properties(title="Accuracy on test people", width=520)
+    _save(altair.vconcat(used, seeds).resolve_scale(color="independent", x="independent"), path, palette)
+
+
+def used_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """What each mechanism uses of each tier's epsilon, where it is proven."""
+    return [
+        {
+            "mechanism": outcome.mechanism,
+            "tier": f"ε {tier.name}",
+            "used": tier.used,
+            "proven": tier.proven,
+            "promised": tier.promised,
+        }
+        for outcome in comparison.outcomes
+        for tier in outcome.tiers
+        if tier.used is not None
+    ]
+
+
+def seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Accuracy of each run, and each mechanism's mean."""
+    return [
+        {"mechanism": outcome.mechanism, "seed": str(seed), "value": value, "mean": outcome.accuracy}
+        for outcome in comparison.outcomes
+        for seed, value in zip(outcome.seeds, outcome.accuracies, strict=True)
+    ]
 
 
 def level_name(epsilon: float, delta: float, deltas: int) -> str:
@@ -432,6 +458,16 @@ def _colour(field: str, names: list[str], colours: list[str], *, title: str | No
     columns = max(1, 42 // (max(map(len, names), default=1) + 4))
     scale = alt.Scale(domain=names, range=colours)
     return alt.Color(f"{field}:N", sort=names, title=title, scale=scale, legend=alt.Legend(columns=columns))
+
+
+def _save(picture: Chart, path: Path, palette: Palette) -> None:
+    kind = path.suffix.lower().lstrip(".")
+    options: dict[str, Any] = {"html": {"inline": True}, "png": {"scale_factor": 2}}.get(kind, {})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        styled(picture, palette, background="white").save(str(path), **options)
+    except OSError as error:
+        fail(f"Expected to be able to write {str(path)!r}. Got: {error.strerror}.")
 
 
 def _altair() -> Any:

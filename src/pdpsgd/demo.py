@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ SEEDS = (0, 1, 2, 3, 4)
 STEPS = 150
 BATCH_SIZE = 256
 LEARNING_RATES = {"dp-sgd": 1.0, "pdp-sgd-exact": 2.0}
-PAGE = Path("demo-runs") / "report.html"
+FOLDER = Path("demo-runs")
 NOTES = (
     "People were put into tiers at random: differences in accuracy between tiers are chance.",
     "Each mechanism has the learning rate, of 0.5, 1, 2 and 4, that did best on these test people. That "
@@ -32,11 +33,13 @@ def main() -> None:
     from rich.console import Console
 
     from pdpsgd.budgets import Budgets
+    from pdpsgd.charts import save_comparison_chart
     from pdpsgd.cli.training_options import tier_names
     from pdpsgd.comparison import compare
     from pdpsgd.datasets import load
     from pdpsgd.models import digits_network
     from pdpsgd.report import comparison_page
+    from pdpsgd.run_folder import plain
 
     torch.set_num_threads(1)  # small matrices: more threads only wait for each other
     console = Console()
@@ -74,9 +77,12 @@ def main() -> None:
     console.print(made.table())
     for note in NOTES:
         console.print(f"- {note}", highlight=False)
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(comparison_page(made), encoding="utf-8")
-    console.print(f"\nReport page: {PAGE.resolve()}", soft_wrap=True, highlight=False)
+    FOLDER.mkdir(exist_ok=True)
+    page = FOLDER / "report.html"
+    page.write_text(comparison_page(made), encoding="utf-8")
+    (FOLDER / "figures.json").write_text(json.dumps(plain(made.to_dict()), indent=1) + "\n", encoding="utf-8")
+    save_comparison_chart(made, FOLDER / "picture.svg")
+    console.print(f"\nReport page: {page.resolve()}", soft_wrap=True, highlight=False)
     console.print(
         f"Done in {time.monotonic() - started:.0f} seconds. Next: pdpsgd plan --help", highlight=False
     )

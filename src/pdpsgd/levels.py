@@ -1,4 +1,5 @@
-"""Levels: people with like budgets are treated alike, at a budget that is at most what each of them allows."""
+"""Levels: people with like budgets are treated alike, at a budget that is at most what each of them
+allows."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ SMALLEST_EPSILON = 1e-9
 class Levels:
     """Budgets rounded down to few values.
 
-    Guarantee: every person's level has an epsilon and a delta that are both at most the person's own, so whoever keeps
-    the promise to the levels keeps it to the people. `average_loss` is the mean share of epsilon given up by that.
+    Guarantee: every person's level has an epsilon and a delta that are both at most the person's own, so
+    whoever keeps the promise to the levels keeps it to the people. `average_loss` is the mean share of
+    epsilon given up by that.
     """
 
     epsilon: FloatArray
@@ -57,8 +59,9 @@ class Roster:
 def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
     """Put people on at most `max_levels` levels, where the people are, losing as little epsilon as possible.
 
-    Few distinct deltas are kept as they are, many are rounded down to at most eight; then the budgets of each delta are
-    split where it saves most, until the average loss is below half a percent or the levels are used up.
+    Few distinct deltas are kept as they are, many are rounded down to at most eight; then the budgets of each
+    delta are split where it saves most, until the average loss is below half a percent or the levels are used
+    up.
 
     >>> levels = make_levels(Budgets([0.5, 0.5, 2.0, 0.0]))
     >>> levels.epsilon.tolist(), levels.people.tolist()
@@ -96,7 +99,8 @@ def _average_loss(kept: FloatArray, asked: FloatArray) -> float:
 def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray:
     """The level of each person: the largest delta that is at most theirs, then the largest such epsilon.
 
-    The rule needs the levels and the person's own budget only, so that anyone can find their level in a published plan.
+    The rule needs the levels and the person's own budget only, so that anyone can find their level in a
+    published plan.
     """
     index = np.full(len(budgets), -1, dtype=np.int64)
     # People whose epsilon or delta is 0 all stand on the one level that is never drawn.
@@ -165,8 +169,8 @@ def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
 class _Group:
     """Sorted distinct budgets of one delta that would share the smallest of them as their level.
 
-    `count` and `inverse` are running sums of people and of people/epsilon, with a leading 0, so that the loss of any
-    stretch i..j is count - epsilon_i * inverse, in constant time.
+    `count` and `inverse` are running sums of people and of people/epsilon, with a leading 0, so that the loss
+    of any stretch i..j is count - epsilon_i * inverse, in constant time.
     """
 
     epsilons: FloatArray
@@ -177,8 +181,8 @@ class _Group:
     @classmethod
     def of(cls, epsilons: FloatArray, delta: float) -> _Group:
         if epsilons.size > FINEST_BINS and np.unique(epsilons[:FINEST_BINS]).size > FINEST_BINS // 4:
-            # Practically all different: bins of equal ratio, each at its lower edge, so fine that what they lose does not
-            # matter, and no need to sort millions of people.
+            # Practically all different: bins of equal ratio, each at its lower edge, so fine that what they lose
+            # does not matter, and no need to sort millions of people.
             low, high = float(epsilons.min()), float(epsilons.max())
             width = max(np.log(high / low) / (FINEST_BINS - 1), 1e-12)
             place = (np.log(epsilons / low) / width).astype(np.int64)
@@ -214,10 +218,8 @@ class _Group:
 
 def _split(groups: list[_Group], room: int) -> list[_Group]:
     people = sum(group.count[-1] for group in groups)
-    if sum(group.epsilons.size for group in groups) <= room:
-        loss_allowed = 0.0  # every distinct budget can have its own level
-    else:
-        loss_allowed = AVERAGE_LOSS * people
+    each_its_own = sum(group.epsilons.size for group in groups) <= room
+    loss_allowed = 0.0 if each_its_own else AVERAGE_LOSS * people
     heap = [(-group.loss, i, group) for i, group in enumerate(groups)]
     heapq.heapify(heap)
     loss, made = -sum(entry[0] for entry in heap), len(heap)

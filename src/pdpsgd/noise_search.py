@@ -23,11 +23,11 @@ def smallest_noise_multiplier(
 ) -> float:
     """The smallest noise multiplier whose total over history and candidate stays within the target.
 
-    A trial is the history with one candidate, so the history does not grow with the trials, and the branch stands inside
-    the bisection (the paper prints it behind the loop).
+    A trial is the history with one candidate, so the history does not grow with the trials, and the branch
+    stands inside the bisection (the paper prints it behind the loop).
 
-    Guarantee: the returned noise costs at most `target_epsilon` at `delta` together with the history, by the given
-    accountant; it is at most 1 + `tolerance` times the smallest such noise.
+    Guarantee: the returned noise costs at most `target_epsilon` at `delta` together with the history, by the
+    given accountant; it is at most 1 + `tolerance` times the smallest such noise.
 
     >>> round(smallest_noise_multiplier(0.5, 1e-5, sample_rate=1024 / 60_000, steps=1000), 2)
     3.91

@@ -15,8 +15,8 @@ from pdpsgd.plans import Level, Plan, Round
 
 VERSION = 1
 SENSITIVE = (
-    "This file tells who was drawn in which round. Never publish it: with as-published bookkeeping the coins were flipped "
-    "when the plan was made."
+    "This file tells who was drawn in which round. Never publish it: with as-published bookkeeping the coins were "
+    "flipped when the plan was made."
 )
 
 
@@ -40,7 +40,8 @@ def plan_to_json(plan: Plan, *, indent: int | None = 1) -> str:
 
 
 def plan_from_json(text: str) -> Plan:
-    """The plan of a JSON text; refuses anything that is missing, of the wrong kind, or inconsistent, and says where."""
+    """The plan of a JSON text; refuses anything that is missing, of the wrong kind, or inconsistent, and says
+    where."""
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -72,7 +73,7 @@ def _needs_roster(plan: Plan) -> bool:
 
 
 def _level(level: Level) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "epsilon": _finite_or_text(level.epsilon),
         "delta": level.delta,
         "people": level.people,

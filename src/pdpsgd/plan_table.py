@@ -1,4 +1,5 @@
-"""A plan for people to read: what is promised, proven and used, level by level, grouped when there are many."""
+"""A plan for people to read: what is promised, proven and used, level by level, grouped when there are
+many."""
 
 from __future__ import annotations
 
@@ -89,15 +90,15 @@ def summary(plan: Plan) -> list[str]:
     allowed, used = allowed_and_used(plan)
     if used is not None and allowed > 0:
         lines.append(
-            f"Of all that people allow (epsilon summed over people: {allowed:,.0f}) {100 * used / allowed:.2f} % is used and "
-            f"{100 * (1 - used / allowed):.2f} % is not."
+            f"Of all that people allow (epsilon summed over people: {allowed:,.0f}) "
+            f"{100 * used / allowed:.2f} % is used and {100 * (1 - used / allowed):.2f} % is not."
         )
     if plan.sensitive:
         provable = max(level.provable_epsilon or 0.0 for level in plan.levels)
         lines.append(
-            "As published: only those who are drawn pay, which does not keep the promise. What is provable for this plan: "
-            f"epsilon up to {provable:.4g}, at a delta {len(plan.rounds)} times as large. Not for release; never publish "
-            "the plan, it tells who was drawn."
+            "As published: only those who are drawn pay, which does not keep the promise. "
+            f"What is provable for this plan: epsilon up to {provable:.4g}, at a delta {len(plan.rounds)} times as large. "
+            "Not for release; never publish the plan, it tells who was drawn."
         )
     return [*lines, *plan.notes]
 

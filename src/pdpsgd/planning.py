@@ -9,7 +9,7 @@ import numpy as np
 
 from pdpsgd.accounting import ACCOUNTANTS, Accountant, History
 from pdpsgd.accounting import accountant as accountant_by_name
-from pdpsgd.budgets import Budgets, IntArray
+from pdpsgd.budgets import Budgets, FloatArray, IntArray
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail
 from pdpsgd.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
 from pdpsgd.mechanisms import MECHANISMS, Mechanism, Request
@@ -44,15 +44,16 @@ def plan(
         mechanism: one of `MECHANISMS`; the default spends everything that everybody allows.
         steps: all steps together (1,000 unless the noise is given); rounds share them evenly.
         batch_size: the expected number of people drawn at a step.
-        accountant: `pld` (default), `rdp`, or `gdp`, which plans but proves nothing. `idp-sample` is defined under `rdp`.
-        max_grad_norm: the clipping norm C.
+        accountant: `pld` (default), `rdp`, or `gdp`, which plans but proves nothing. `idp-sample` is defined
+        under `rdp`. max_grad_norm: the clipping norm C.
         rounds: at most so many rounds, for mechanisms with thresholds (10 by default).
-        schedule: for `pdp-sgd-exact`, (steps, relative noise, relative batch size) for each round, instead of `steps`.
-        noise_multiplier: given the noise, find the number of steps instead.
-        drawn: "step" draws people at every step; "round" draws them once a round (the paper's Definition 4.1).
-        weights: (w1, w2) of loss_f, for mechanisms with thresholds.
+        schedule: for `pdp-sgd-exact`, (steps, relative noise, relative batch size) for each round, instead of
+        `steps`. noise_multiplier: given the noise, find the number of steps instead.
+        drawn: "step" draws people at every step; "round" draws them once a round (the paper's Definition
+        4.1). weights: (w1, w2) of loss_f, for mechanisms with thresholds.
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
-        history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often as it was
+        history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
+        as it was
             run; a plan that was itself made with a history brings that along.
         bookkeeping: "sound", or "as-published" to reproduce the paper's numbers (see docs/everybody-pays.md).
         seed: for as-published bookkeeping, whose coins are flipped here.
@@ -108,7 +109,8 @@ def plan(
 
 
 def prove(draft: Plan, by: Accountant) -> Plan:
-    """The plan with every level's `proven_epsilon` recomputed from its rounds (and history); None if `by` proves nothing."""
+    """The plan with every level's `proven_epsilon` recomputed from its rounds (and history); None if `by`
+    proves nothing."""
     if not by.proves:
         return draft
     costs = by.epsilons(
@@ -145,7 +147,8 @@ def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) 
         check_one_of(ACCOUNTANTS, accountant=accountant)
         if chosen.accountant not in (None, accountant):
             fail(
-                f"{mechanism} is defined under the accountant {chosen.accountant!r} (as published). Got {accountant!r}. "
+                f"{mechanism} is defined under the accountant {chosen.accountant!r} (as published). "
+                f"Got {accountant!r}. "
                 "Under another accountant use pdp-sgd-exact: it is the same mechanism."
             )
     return chosen.accountant or accountant or "pld"
@@ -214,7 +217,7 @@ def _finish(chosen: Mechanism, request: Request) -> list[Round]:
 
 def _with_history(
     levels: Levels, budgets: Budgets, earlier: Sequence[Plan]
-) -> tuple[np.ndarray, np.ndarray, IntArray, tuple[History, ...], Roster]:  # type: ignore[type-arg]
+) -> tuple[FloatArray, FloatArray, IntArray, tuple[History, ...], Roster]:
     """Levels split by what their people were exposed to before, and who is on which."""
     index = levels.of_person
     if not earlier:
@@ -266,6 +269,6 @@ def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:
             )
         elif level.epsilon > 0 and level.delta > 0 and not any(rates):
             notes.append(f"{who} allow so little that they are never drawn.")
-    if not made.accountant == "pld" and made.accountant == "gdp":
+    if made.accountant == "gdp":
         notes.append("Made with gdp, an approximation: nothing is proven.")
     return tuple(notes)

@@ -1,7 +1,9 @@
-"""The plan: what will be done to whom, fixed before any data is touched, and what each person will have spent.
+"""The plan: what will be done to whom, fixed before any data is touched, and what each person will have
+spent.
 
 A plan is a plain, frozen value computed from public things only (the list of people, what each of them
-allows, and public settings). Training executes it; anyone can read it as JSON and check it with `Plan.verify`.
+allows, and public settings). Training executes it; anyone can read it as JSON and check it with
+`Plan.verify`.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ NEIGHBOURS = "add-or-remove"
 class Level:
     """People who are treated alike: a budget that is at most what each of them allows.
 
-    `proven_epsilon` is what the plan's rounds cost them at `delta`, together with `history` (earlier plans on the same
-    people); None where nothing is proven. The last three belong to as-published bookkeeping: what the paper would claim, and
-    the larger epsilon that is provable for it, at a larger delta.
+    `proven_epsilon` is what the plan's rounds cost them at `delta`, together with `history` (earlier plans on
+    the same people); None where nothing is proven. The last three belong to as-published bookkeeping: what
+    the paper would claim, and the larger epsilon that is provable for it, at a larger delta.
     """
 
     epsilon: float
@@ -75,10 +77,10 @@ class Round:
 class Plan:
     """A whole training run, as far as privacy is concerned.
 
-    Guarantee: with bookkeeping `sound` and an accountant that proves, a run that executes this plan on the plan's
-    people satisfies (epsilon_l, delta_l)-DP towards every person of every level l, under adding or removing that
-    person's record (see docs/promise.md). `verify` re-derives this with an accountant that shares no code with the one
-    that made the plan.
+    Guarantee: with bookkeeping `sound` and an accountant that proves, a run that executes this plan on the
+    plan's people satisfies (epsilon_l, delta_l)-DP towards every person of every level l, under adding or
+    removing that person's record (see docs/promise.md). `verify` re-derives this with an accountant that
+    shares no code with the one that made the plan.
     """
 
     mechanism: str
@@ -106,7 +108,8 @@ class Plan:
 
     @property
     def sensitive(self) -> bool:
-        """Whether the plan itself tells who was drawn (as-published bookkeeping) and must not be published."""
+        """Whether the plan itself tells who was drawn (as-published bookkeeping) and must not be
+        published."""
         return self.bookkeeping == "as-published"
 
     def history_of(self, level: int) -> History:

@@ -1,7 +1,8 @@
 """The one solver behind all mechanisms: rates, participation or noise such that each level meets its target.
 
-A search only ever proposes; what it returns has been asked of the accountant at exactly the values returned, and is at
-most the target. That keeps guesses (Gaussian limits, interpolation between levels) out of every proof.
+A search only ever proposes; what it returns has been asked of the accountant at exactly the values returned,
+and is at most the target. That keeps guesses (Gaussian limits, interpolation between levels) out of every
+proof.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from scipy.optimize import brentq
 
 from pdpsgd.accounting import Accountant, Exposure, History
 from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
-from pdpsgd.budgets import FloatArray
+from pdpsgd.budgets import FloatArray, IntArray
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.noise_search import smallest_noise_multiplier
 
@@ -59,9 +60,9 @@ class Demand:
         """What the level has spent after these exposures as well."""
         return self.accountant.epsilon(self.histories[level] + exposures, float(self.deltas[level]))
 
-    def only(self, levels: Sequence[int]) -> Demand:
+    def only(self, levels: IntArray) -> Demand:
         """The demand of some of the levels."""
-        chosen = list(levels)
+        chosen = levels.tolist()
         return Demand(
             tuple(self.histories[i] for i in chosen),
             self.targets[chosen],
@@ -83,7 +84,8 @@ class Solution:
 def solve_rates(
     demand: Demand, segments: Sequence[Segment], batch_size: float, noise_multiplier: float | None = None
 ) -> Solution:
-    """Each level's rate, and the noise for which the expected batch is the wanted one (or the number of steps, given
+    """Each level's rate, and the noise for which the expected batch is the wanted one (or the number of
+    steps, given
     the noise).
 
     Guarantee: every level's total over its history and these segments is at most its target, by the demand's
@@ -96,7 +98,8 @@ def solve_rates(
     wanted = demand.only(usable)
     if batch_size > wanted.people.sum():
         fail(
-            f"Expected batch_size of at most the {int(wanted.people.sum()):,} people who can be used. Got {batch_size:g}."
+            f"Expected batch_size of at most the {int(wanted.people.sum()):,} people who can be used. "
+            f"Got {batch_size:g}."
         )
     search = _RateSearch(wanted, tuple(segments), batch_size)
     sigma, segments = search.noise() if noise_multiplier is None else search.steps(noise_multiplier)
@@ -112,11 +115,12 @@ def exposures(rate: float, sigma: float, segments: Sequence[Segment]) -> tuple[E
 
 @dataclass
 class _RateSearch:
-    """The search for noise (or steps), in the coordinate mu = rate * gain in which levels hardly depend on the noise.
+    """The search for noise (or steps), in the coordinate mu = rate * gain in which levels hardly depend on
+    the noise.
 
-    gain = sqrt(sum of steps * batch^2 * (e^(1/sigma^2) - 1)) is the Gaussian limit's mu of a person with rate 1. Each trial
-    solves a few anchor levels exactly, lays the others between them, and moves the noise (or the steps) to where the
-    expected batch fits; a handful of trials suffice.
+    gain = sqrt(sum of steps * batch^2 * (e^(1/sigma^2) - 1)) is the Gaussian limit's mu of a person with rate
+    1. Each trial solves a few anchor levels exactly, lays the others between them, and moves the noise (or
+    the steps) to where the expected batch fits; a handful of trials suffice.
     """
 
     demand: Demand
@@ -196,7 +200,8 @@ class _RateSearch:
         return high if gap(high) < 0 else float(brentq(gap, low, high, xtol=1e-7))
 
     def final_rates(self, sigma: float, segments: tuple[Segment, ...]) -> FloatArray:
-        """Every level's rate at this noise, each proven; levels between solved ones start from between their rates."""
+        """Every level's rate at this noise, each proven; levels between solved ones start from between their
+        rates."""
         gain = self._gain(sigma, segments)
         rates = np.zeros(len(self.demand))
         for group in self.groups:
@@ -265,7 +270,8 @@ def largest_within(
     slope: float = 1.0,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """The largest x (nearly) with cost(x) <= target, for an increasing cost with cost(0) = `base`; 0 if there is none.
+    """The largest x (nearly) with cost(x) <= target, for an increasing cost with cost(0) = `base`; 0 if there
+    is none.
 
     `slope` is d ln(cost) / d ln(x) as far as it is known: it speeds up the first correction.
 
@@ -311,7 +317,8 @@ def largest_within(
 
 
 def _between(low: tuple[float, float], high: tuple[float, float], aim: float) -> float:
-    """The point between two brackets at which a power law through both would reach the aim, kept off the ends."""
+    """The point between two brackets at which a power law through both would reach the aim, kept off the
+    ends."""
     share = 0.5
     if 0 < low[1] < high[1]:
         share = math.log(aim / low[1]) / math.log(high[1] / low[1])
@@ -331,7 +338,8 @@ def _refining(count: int) -> list[int]:
 def _from_neighbours(
     log_targets: FloatArray, solved: dict[int, float], index: int
 ) -> tuple[float, float] | None:
-    """Rate and slope d ln(target) / d ln(rate) at a level, from its nearest solved neighbours on both sides."""
+    """Rate and slope d ln(target) / d ln(rate) at a level, from its nearest solved neighbours on both
+    sides."""
     below = max((i for i in solved if i < index and solved[i] > 0), default=None)
     above = min((i for i in solved if i > index and solved[i] > 0), default=None)
     if below is None or above is None or solved[above] <= solved[below]:
@@ -354,7 +362,8 @@ def _mu_for(target: float, delta: float, before: float) -> float:
 
 
 def _groups(demand: Demand) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Levels that share history and delta, so that one curve passes through them; each sorted by target, distinct."""
+    """Levels that share history and delta, so that one curve passes through them; each sorted by target,
+    distinct."""
     members: dict[tuple[History, float], list[int]] = {}
     for level, (history, delta) in enumerate(zip(demand.histories, demand.deltas, strict=True)):
         members.setdefault((history, float(delta)), []).append(level)
@@ -362,12 +371,14 @@ def _groups(demand: Demand) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
 
 
 def solve_participation(demand: Demand, steps: int, batch_size: float) -> tuple[float, float, FloatArray]:
-    """Noise, the common rate, and each level's participation, for a round that is drawn once (Definition 4.1).
+    """Noise, the common rate, and each level's participation, for a round that is drawn once (Definition
+    4.1).
 
-    The level that may spend most takes part for certain and fixes the noise; the others take part by chance; the rate
-    inside the round makes the expected batch the wanted one.
+    The level that may spend most takes part for certain and fixes the noise; the others take part by chance;
+    the rate inside the round makes the expected batch the wanted one.
 
-    Guarantee: every level's total over its history and this round is at most its target, by the demand's accountant.
+    Guarantee: every level's total over its history and this round is at most its target, by the demand's
+    accountant.
     """
     usable = np.flatnonzero(demand.targets > 0)
     if not usable.size:
@@ -382,7 +393,8 @@ def solve_participation(demand: Demand, steps: int, batch_size: float) -> tuple[
         previous, rate = rate, batch_size / float(wanted.people @ participation)
         if rate > 1:
             fail(
-                f"Expected batch_size of at most {int(rate**-1 * batch_size):,}, the people expected in a round. Got {batch_size:g}."
+                f"Expected batch_size of at most {int(rate**-1 * batch_size):,}, the people expected in a round. "
+                f"Got {batch_size:g}."
             )
         sigma = smallest_noise_multiplier(
             float(wanted.targets[top]),

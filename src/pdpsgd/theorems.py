@@ -1,7 +1,7 @@
 """The theorems, as plain functions: amplification by sampling, composition, and conversions from Renyi DP.
 
-Each function states the guarantee it gives and where it is proven; the proofs that are ours stand in `docs/theory.md`.
-All of them hold for adding and for removing a person's record, unless they say which.
+Each function states the guarantee it gives and where it is proven; the proofs that are ours stand in
+`docs/theory.md`. All of them hold for adding and for removing a person's record, unless they say which.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Curve = Callable[[float], float]
 def participation_for(epsilon: npt.ArrayLike, tau: float) -> FloatArray:
     """The sampling mechanism's participation (paper, eq. 1): (e^epsilon - 1)/(e^tau - 1), at most 1.
 
-    Guarantee: somebody who takes part in a (tau, delta)-DP algorithm with this chance, drawn independently and kept
-    hidden, has (epsilon, pi * delta)-DP (Theorem 1 of the paper; docs/theory.md, "Drawn once a round").
+    Guarantee: somebody who takes part in a (tau, delta)-DP algorithm with this chance, drawn independently
+    and kept hidden, has (epsilon, pi * delta)-DP (Theorem 1 of the paper; docs/theory.md, "Drawn once a
+    round").
 
     >>> participation_for([0.5, 1.0], tau=0.75).round(4).tolist()
     [0.5808, 1.0]
@@ -35,8 +36,8 @@ def participation_for(epsilon: npt.ArrayLike, tau: float) -> FloatArray:
 def amplify(epsilon: float, delta: float, participation: float) -> tuple[float, float]:
     """Theorem 1, both directions: what (epsilon, delta) becomes for somebody who takes part by chance.
 
-    Guarantee: an (epsilon, delta)-DP algorithm is (ln(1 + pi(e^epsilon - 1)), pi * delta)-DP towards somebody who is in its
-    data with chance pi, independently and hidden. Removing attains it; adding is never worse.
+    Guarantee: an (epsilon, delta)-DP algorithm is (ln(1 + pi(e^epsilon - 1)), pi * delta)-DP towards somebody
+    who is in its data with chance pi, independently and hidden. Removing attains it; adding is never worse.
 
     >>> amplify(1.0, 1e-5, 0.5)
     (0.6201145069582775, 5e-06)
@@ -46,10 +47,11 @@ def amplify(epsilon: float, delta: float, participation: float) -> tuple[float, 
 
 
 def amplify_removing(curve: Curve, participation: float) -> Curve:
-    """The exact curve delta'(epsilon') when the record is removed, from the algorithm's own curve (same order).
+    """The exact curve delta'(epsilon') when the record is removed, from the algorithm's own curve (same
+    order).
 
-    Guarantee: equality. With P = (1-pi) Q + pi P1, the hockey-stick divergence of P from Q at e^epsilon' is pi times that of
-    P1 from Q at 1 + (e^epsilon' - 1)/pi; below ln(1-pi) it is 1 - e^epsilon'.
+    Guarantee: equality. With P = (1-pi) Q + pi P1, the hockey-stick divergence of P from Q at e^epsilon' is
+    pi times that of P1 from Q at 1 + (e^epsilon' - 1)/pi; below ln(1-pi) it is 1 - e^epsilon'.
     """
     check_probability(participation=participation)
 
@@ -65,8 +67,8 @@ def amplify_removing(curve: Curve, participation: float) -> Curve:
 def amplify_adding(curve: Curve, participation: float) -> Curve:
     """The exact curve delta'(epsilon') when the record is added, from the algorithm's own curve (same order).
 
-    Guarantee: equality. delta' = pi * e^(epsilon' - epsilon) * delta(epsilon) where e^-epsilon = (e^-epsilon' - (1-pi))/pi; from
-    -ln(1-pi) on it is 0, because the mixture contains (1-pi) of the other distribution.
+    Guarantee: equality. delta' = pi * e^(epsilon' - epsilon) * delta(epsilon) where e^-epsilon = (e^-epsilon'
+    - (1-pi))/pi; from -ln(1-pi) on it is 0, because the mixture contains (1-pi) of the other distribution.
     """
     check_probability(participation=participation)
 
@@ -82,8 +84,9 @@ def amplify_adding(curve: Curve, participation: float) -> Curve:
 def compose(*promises: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[FloatArray, FloatArray]:
     """Theorem 2: the composition of (Phi_1, Delta_1)-PDP, (Phi_2, Delta_2)-PDP, ... is PDP with the sums.
 
-    Guarantee: for every person i the adaptive composition is (sum of epsilon_i, sum of delta_i)-DP (docs/theory.md,
-    "Composition", with the positive part that the paper's proof needs). Simple and loose; the accountants are tighter.
+    Guarantee: for every person i the adaptive composition is (sum of epsilon_i, sum of delta_i)-DP
+    (docs/theory.md, "Composition", with the positive part that the paper's proof needs). Simple and loose;
+    the accountants are tighter.
 
     >>> [x.tolist() for x in compose(([0.5, 1.0], 1e-6), ([0.25, 0.0], 1e-6))]
     [[0.75, 1.0], [2e-06, 2e-06]]
@@ -100,9 +103,9 @@ def compose(*promises: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[FloatArray,
 def post_process(promise: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Post-processing: whatever is computed from the output without the data keeps (Phi, Delta) as it is.
 
-    Guarantee: for every (also randomised) function of the output (docs/theory.md, "Post-processing"). The identity on
-    promises, here so that code can say why a promise carries over (weight averaging, momentum, model selection on public
-    data).
+    Guarantee: for every (also randomised) function of the output (docs/theory.md, "Post-processing"). The
+    identity on promises, here so that code can say why a promise carries over (weight averaging, momentum,
+    model selection on public data).
     """
     return promise
 
@@ -110,10 +113,11 @@ def post_process(promise: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, Fl
 def epsilon_from_renyi_as_published(
     order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.ArrayLike
 ) -> FloatArray:
-    """From individual RDP to (Phi, Delta) as the paper states it: epsilon_i = rho_i + ln(1/delta_i)/(alpha - 1).
+    """From individual RDP to (Phi, Delta) as the paper states it: epsilon_i = rho_i + ln(1/delta_i)/(alpha -
+    1).
 
-    Guarantee: if the Renyi divergence of order alpha between the two outputs is at most rho_i in both orders of D and D',
-    person i has (epsilon_i, delta_i)-DP (paper, Theorem 4; Mironov 2017, Proposition 3).
+    Guarantee: if the Renyi divergence of order alpha between the two outputs is at most rho_i in both orders
+    of D and D', person i has (epsilon_i, delta_i)-DP (paper, Theorem 4; Mironov 2017, Proposition 3).
     """
     alpha = _orders(order)
     return np.asarray(rho) + np.log(1 / np.asarray(delta, dtype=float)) / (alpha - 1)
@@ -124,8 +128,10 @@ def epsilon_from_renyi(order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.Arra
 
     Guarantee: as above, and never worse (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, Proposition 12).
 
-    >>> round(float(epsilon_from_renyi(10, 0.1, 1e-5)), 4), round(float(epsilon_from_renyi_as_published(10, 0.1, 1e-5)), 4)
-    (1.018, 1.3792)
+    >>> round(float(epsilon_from_renyi(10, 0.1, 1e-5)), 4)
+    1.018
+    >>> round(float(epsilon_from_renyi_as_published(10, 0.1, 1e-5)), 4)
+    1.3792
     """
     alpha = _orders(order)
     gain = np.log1p(-1 / alpha) - (np.log(np.asarray(delta, dtype=float)) + np.log(alpha)) / (alpha - 1)
@@ -147,8 +153,8 @@ def renyi_drawn_once(
     `rho` is the round's curve at `orders`, `integer_rho` its values at the orders 2, 3, ...
 
     Guarantee: for any algorithm and both orders of D and D', the smaller of two bounds: joint convexity,
-    e^((alpha-1) rho') <= 1 - pi + pi e^((alpha-1) rho); and, at integer orders, the Poisson bound of Zhu and Wang (2019),
-    Theorem 5.
+    e^((alpha-1) rho') <= 1 - pi + pi e^((alpha-1) rho); and, at integer orders, the Poisson bound of Zhu and
+    Wang (2019), Theorem 5.
     """
     exponent = (orders - 1) * rho
     bound = np.logaddexp(math.log1p(-participation), math.log(participation) + exponent) / (orders - 1)
@@ -179,9 +185,10 @@ def _orders(order: npt.ArrayLike) -> FloatArray:
 def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
     """What is provable for somebody under the paper's bookkeeping, where only those who are drawn pay.
 
-    Guarantee: coins that are flipped without looking at the data turn the run into a mixture of fixed plans, so by joint
-    convexity the loss is at most the largest sum of thresholds over rounds in which somebody with this budget can be
-    drawn one after another; it is at most epsilon + max(thresholds). Each round adds its own delta. (docs/everybody-pays.md)
+    Guarantee: coins that are flipped without looking at the data turn the run into a mixture of fixed plans,
+    so by joint convexity the loss is at most the largest sum of thresholds over rounds in which somebody with
+    this budget can be drawn one after another; it is at most epsilon + max(thresholds). Each round adds its
+    own delta. (docs/everybody-pays.md)
 
     A single round is covered by Theorem 1, which is tighter.
 

@@ -1,13 +1,14 @@
 """Thresholds: how much of people's budgets a round should ask for (paper, section 4.1, "Thresholding").
 
-All functions work on levels: the distinct budgets (or what is left of them) and how many people have each. Budgets of 0
-and infinity stay out: they say nothing about a good threshold.
+All functions work on levels: the distinct budgets (or what is left of them) and how many people have each.
+Budgets of 0 and infinity stay out: they say nothing about a good threshold.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ Loss = Callable[[FloatArray, FloatArray, float], float]
 
 
 def waste_unsampled(budgets: FloatArray, people: FloatArray, tau: float) -> float:
-    """waste_u: what people below tau lose by not being drawn: sum of epsilon * (1 - (e^epsilon - 1)/(e^tau - 1))."""
+    """waste_u: what people below tau lose by not being drawn: sum of epsilon * (1 - (e^epsilon - 1)/(e^tau -
+    1))."""
     below = budgets < tau
     if not below.any():
         return 0.0
@@ -55,8 +57,8 @@ def adaptive_loss(budgets: FloatArray, people: FloatArray, tau: float) -> float:
 def printed_adaptive_loss(budgets: FloatArray, people: FloatArray, tau: float) -> float:
     """loss_a as printed: 2us/(u + s).
 
-    Degenerate: zero at both ends of [min Phi, max Phi] and positive in between, so its minimum is always an end, whatever
-    the budgets are; on a tie the smaller one is taken. Kept for comparison.
+    Degenerate: zero at both ends of [min Phi, max Phi] and positive in between, so its minimum is always an
+    end, whatever the budgets are; on a tie the smaller one is taken. Kept for comparison.
     """
     u, s = waste_unsampled(budgets, people, tau), waste_sampled(budgets, people, tau)
     return 2 * u * s / (u + s) if u + s > 0 else 0.0
@@ -68,8 +70,8 @@ LOSSES: dict[str, Loss] = {"adaptive": adaptive_loss, "adaptive-as-printed": pri
 def best_threshold(budgets: npt.ArrayLike, people: npt.ArrayLike, loss: Loss) -> float:
     """The exact minimiser of the loss over [min Phi, max Phi]; on a tie the smallest.
 
-    Between neighbouring levels both wastes are smooth, so each of these stretches is minimised by itself and compared
-    with its ends. (loss_f is concave there: its minimiser is always a level.)
+    Between neighbouring levels both wastes are smooth, so each of these stretches is minimised by itself and
+    compared with its ends. (loss_f is concave there: its minimiser is always a level.)
 
     >>> twenty = np.linspace(0.5, 1, 20)
     >>> [round(best_threshold(twenty, np.ones(20), fixed_loss(w, 1 - w)), 6) for w in (0.2, 0.5, 0.7)]
@@ -82,7 +84,7 @@ def best_threshold(budgets: npt.ArrayLike, people: npt.ArrayLike, loss: Loss) ->
     values, counts = _positive_finite(budgets, people)
     candidates = [(loss(values, counts, tau), float(tau)) for tau in values]
     best = min(candidates)[0]
-    for low, high in zip(values[:-1], values[1:], strict=True):
+    for low, high in pairwise(values):
         found = minimize_scalar(
             lambda tau: loss(values, counts, tau),
             bounds=(low, high),
@@ -103,4 +105,4 @@ def _positive_finite(budgets: npt.ArrayLike, people: npt.ArrayLike) -> tuple[Flo
             "Expected at least one person with a positive, finite budget to choose a threshold for. Got none."
         )
     distinct, place = np.unique(values[kept], return_inverse=True)
-    return distinct, np.bincount(place, weights=counts[kept])
+    return distinct, np.bincount(place, weights=counts[kept]).astype(float)

@@ -1,9 +1,10 @@
 """An accountant that shares no code with those that make plans, to check what plans claim.
 
-It discretises the privacy loss of one step by the exact probabilities of each cell, splits every cell between its two
-ends so that both distributions keep their mass (connect the dots), and composes by one Fourier transform of an
-exponentially tilted distribution, which keeps relative precision where epsilon is read off, however small delta is.
-numpy and scipy only; nothing from `pdpsgd.accounting` but the description of a history.
+It discretises the privacy loss of one step by the exact probabilities of each cell, splits every cell between
+its two ends so that both distributions keep their mass (connect the dots), and composes by one Fourier
+transform of an exponentially tilted distribution, which keeps relative precision where epsilon is read off,
+however small delta is. numpy and scipy only; nothing from `pdpsgd.accounting` but the description of a
+history.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from pdpsgd.plans import Plan
 
 FINENESS = (16, 64)
-"""Grid points per standard deviation of a step's loss: first try, and second try before a plan is called wrong."""
+"""Grid points per standard deviation of a step's loss: first try, and second try before a plan is called
+wrong."""
 AGREEMENT = 2e-3
 """How far a plan's proven epsilon may lie below this accountant's before it is called a false claim."""
 
@@ -49,10 +51,11 @@ class Verification:
 
 
 def verify(plan: Plan) -> Verification:
-    """Re-derive what every level of the plan spends; raise `PromiseBroken` if a promise or a claim does not hold.
+    """Re-derive what every level of the plan spends; raise `PromiseBroken` if a promise or a claim does not
+    hold.
 
-    Guarantee: if this returns for a plan with sound bookkeeping, each level's people have (epsilon, delta)-DP as
-    promised, whatever the accountant that made the plan did wrong.
+    Guarantee: if this returns for a plan with sound bookkeeping, each level's people have (epsilon, delta)-DP
+    as promised, whatever the accountant that made the plan did wrong.
     """
     if plan.bookkeeping == "as-published":
         return _verify_as_published(plan)
@@ -120,7 +123,8 @@ def _matters(e: Exposure, history: History) -> bool:
 
 @dataclass(frozen=True)
 class _Losses:
-    """A discrete privacy loss distribution: `mass[i]` at (`first` + i) * interval, and `infinite` at infinity."""
+    """A discrete privacy loss distribution: `mass[i]` at (`first` + i) * interval, and `infinite` at
+    infinity."""
 
     first: int
     mass: FloatArray
@@ -151,8 +155,8 @@ def _epsilon_in_order(history: History, delta: float, interval: float, removing:
 def _one_step(q: float, sigma: float, interval: float, tail: float, removing: bool) -> _Losses:
     """Discretise the loss of one Poisson-subsampled Gaussian step.
 
-    Removing: upper distribution (1-q) N(0) + q N(1), lower N(0), loss ln(1-q+q e^((2x-1)/(2 sigma^2))), increasing in x.
-    Adding: the two exchanged, the loss negated.
+    Removing: upper distribution (1-q) N(0) + q N(1), lower N(0), loss ln(1-q+q e^((2x-1)/(2 sigma^2))),
+    increasing in x. Adding: the two exchanged, the loss negated.
     """
     reach = -float(ndtri(tail)) * sigma
     low, high = _loss(-reach, q, sigma), _loss(1 + reach, q, sigma)
@@ -188,14 +192,16 @@ def _inverse_loss(loss: FloatArray, q: float, sigma: float) -> FloatArray:
 
 
 def _cells(z: FloatArray) -> FloatArray:
-    """Standard normal mass of (-inf, z0], (z0, z1], ..., (zn, inf), each from the side where it keeps its digits."""
+    """Standard normal mass of (-inf, z0], (z0, z1], ..., (zn, inf), each from the side where it keeps its
+    digits."""
     below, above = ndtr(z), ndtr(-z)
     inner = np.where(z[1:] + z[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return np.concatenate([below[:1], np.maximum(inner, 0.0), above[-1:]])
 
 
 def _mixed(inside: _Losses, pi: float, removing: bool) -> _Losses:
-    """The distribution for somebody who is there with chance `pi` only (design of docs/theory.md, as point masses)."""
+    """The distribution for somebody who is there with chance `pi` only (design of docs/theory.md, as point
+    masses)."""
     h, losses = inside.interval, inside.losses
     if removing:
         other = inside.mass * np.exp(-losses)
@@ -219,8 +225,9 @@ def _mixed(inside: _Losses, pi: float, removing: bool) -> _Losses:
 def _compose(parts: list[tuple[_Losses, int]], tail: float, tilt_for: float | None) -> _Losses:
     """The distribution of the sum of independent losses, each part taken so many times.
 
-    Mass beyond the window (Chernoff, at most `tail`) counts as infinite. With `tilt_for` = delta the transform is taken of
-    the distribution tilted by e^(lambda * loss), lambda the Chernoff exponent at that delta.
+    Mass beyond the window (Chernoff, at most `tail`) counts as infinite. With `tilt_for` = delta the
+    transform is taken of the distribution tilted by e^(lambda * loss), lambda the Chernoff exponent at that
+    delta.
     """
     interval = parts[0][0].interval
     exponents = np.geomspace(1e-2, 1e6, 41)
@@ -288,7 +295,8 @@ def _epsilon(total: _Losses, delta: float) -> float:
 
 
 def _verify_as_published(plan: Plan) -> Verification:
-    """Check that each round's threshold is what a drawn person spends, and that the provable bound is stated in full."""
+    """Check that each round's threshold is what a drawn person spends, and that the provable bound is stated
+    in full."""
     thresholds = [r.threshold for r in plan.rounds]
     for index, r in enumerate(plan.rounds):
         drawn = next(i for i, rate in enumerate(r.sample_rates) if rate > 0)

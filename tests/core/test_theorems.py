@@ -109,10 +109,12 @@ def test_both_conversions_hold_for_arbitrary_pairs(seed: int, alpha: float, delt
 
 
 def real_loss(budget: float, tau: float, rounds: int, *, everybody_pays: bool) -> float:
-    """The exact loss of somebody in up to `rounds` rounds of tau-randomised response, drawn with the paper's chance.
+    """The exact loss of somebody in up to `rounds` rounds of tau-randomised response, drawn with the paper's
+    chance.
 
-    As published, whoever is not drawn keeps everything and enters again with the same chance, until drawn (tau is above the
-    budget, so one draw uses it up). Sound: the budget is spent after the first round, drawn or not.
+    As published, whoever is not drawn keeps everything and enters again with the same chance, until drawn
+    (tau is above the budget, so one draw uses it up). Sound: the budget is spent after the first round, drawn
+    or not.
     """
     pi = float(participation_for(budget, tau))
     yes, no = math.exp(tau) / (1 + math.exp(tau)), 1 / (1 + math.exp(tau))

@@ -1,7 +1,7 @@
 """Accountants: what a history of exposures costs, as epsilon at a delta or as delta at an epsilon.
 
-An accountant sees one person's history only (`Exposure`s), because that is all the loss of that person depends on.
-A new accountant is one class and one line in `accountant`.
+An accountant sees one person's history only (`Exposure`s), because that is all the loss of that person
+depends on. A new accountant is one class and one line in `accountant`.
 """
 
 from __future__ import annotations

@@ -16,14 +16,16 @@ class Accountant(ABC):
     proves: bool
 
     def epsilon(self, history: History, delta: float) -> float:
-        """The smallest known epsilon such that the history is (epsilon, delta)-DP towards the person, both orders."""
+        """The smallest known epsilon such that the history is (epsilon, delta)-DP towards the person, both
+        orders."""
         history = simplify(history)
         if not history:
             return 0.0
         return self._epsilon(history, delta) if delta > 0 else math.inf
 
     def delta(self, history: History, epsilon: float) -> float:
-        """The smallest known delta such that the history is (epsilon, delta)-DP towards the person, both orders."""
+        """The smallest known delta such that the history is (epsilon, delta)-DP towards the person, both
+        orders."""
         history = simplify(history)
         return self._delta(history, epsilon) if history else 0.0
 

@@ -15,8 +15,8 @@ class GdpAccountant(Accountant):
     """The central limit theorem of f-DP (Dong, Roth and Su 2019; Bu et al. 2020, arXiv:1911.11607).
 
     A Poisson-subsampled Gaussian taken many times behaves like one Gaussian mechanism with mu = q * sqrt(T *
-    (exp(1/sigma^2) - 1)). This is a limit, not a bound: the answer may lie below the truth, so this accountant plans and
-    explores but never proves; plans made with it have no `proven_epsilon`.
+    (exp(1/sigma^2) - 1)). This is a limit, not a bound: the answer may lie below the truth, so this
+    accountant plans and explores but never proves; plans made with it have no `proven_epsilon`.
     """
 
     name = "gdp"
@@ -30,7 +30,8 @@ class GdpAccountant(Accountant):
 
 
 def total_mu(history: History) -> float:
-    """The limit's mu of a history: rounds add in squares; a draw once a round is one more layer of subsampling."""
+    """The limit's mu of a history: rounds add in squares; a draw once a round is one more layer of
+    subsampling."""
     return math.sqrt(math.fsum(_mu_squared(exposure) for exposure in history))
 
 
@@ -45,7 +46,8 @@ def _expm1(x: float) -> float:
 
 
 def delta_of_gaussian(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of the Gaussian mechanism with sensitivity over noise mu (Balle and Wang 2018, Theorem 8)."""
+    """delta(epsilon) of the Gaussian mechanism with sensitivity over noise mu (Balle and Wang 2018, Theorem
+    8)."""
     if mu == 0:
         return 0.0
     upper = ndtr(mu / 2 - epsilon / mu)

@@ -12,8 +12,8 @@ class Exposure(NamedTuple):
     the `steps` steps draws them independently with chance `sample_rate` and adds Gaussian noise of
     `noise_multiplier` times the norm to which their own gradient is clipped.
 
-    Guarantee: under the add-or-remove relation of `docs/promise.md`, the round as seen by this person is exactly a
-    Poisson-subsampled Gaussian mechanism composed `steps` times, mixed with "not there" at rate
+    Guarantee: under the add-or-remove relation of `docs/promise.md`, the round as seen by this person is
+    exactly a Poisson-subsampled Gaussian mechanism composed `steps` times, mixed with "not there" at rate
     1 - `participation`, whatever the rates of all others are.
     """
 

@@ -32,9 +32,10 @@ class PldAccountant(Accountant):
     """Numerical composition of privacy loss distributions (Doroshenko et al. 2022, arXiv:2207.04380).
 
     Guarantee: epsilon and delta are upper bounds for adding and for removing a record. Losses are discretised
-    pessimistically (connect the dots) and truncated mass counts as infinite loss. Numerical error: the discretisation
-    overstates epsilon by about 0.1 % (`FINENESS`); convolution in double precision is exact to about 1e-12 in delta, so
-    deltas below `SMALLEST_DELTA` are answered by the RDP accountant, which has no such floor.
+    pessimistically (connect the dots) and truncated mass counts as infinite loss. Numerical error: the
+    discretisation overstates epsilon by about 0.1 % (`FINENESS`); convolution in double precision is exact to
+    about 1e-12 in delta, so deltas below `SMALLEST_DELTA` are answered by the RDP accountant, which has no
+    such floor.
     """
 
     name = "pld"
@@ -70,9 +71,9 @@ def _distribution(history: History) -> PrivacyLossDistribution:
 def grid_interval(history: History) -> float:
     """The smallest standard deviation of a step's loss in the history, over `FINENESS`.
 
-    A step's loss has a standard deviation of about q * sqrt(exp(1/sigma^2) - 1) (small q) and of about 1/sigma (q
-    near 1). With little noise a few steps decide, whose losses are far larger than that: a coarser grid is as exact.
-    Rounds that hardly count next to the rest do not refine the grid.
+    A step's loss has a standard deviation of about q * sqrt(exp(1/sigma^2) - 1) (small q) and of about
+    1/sigma (q near 1). With little noise a few steps decide, whose losses are far larger than that: a coarser
+    grid is as exact. Rounds that hardly count next to the rest do not refine the grid.
     """
     variance = [_loss_deviation(e) ** 2 * e.steps for e in history]
     counted = [e for e, v in zip(history, variance, strict=True) if v > 1e-6 * max(variance)]
@@ -96,8 +97,9 @@ def _round(exposure: Exposure, interval: float) -> PrivacyLossDistribution:
 def _steps(q: float, sigma: float, steps: int, interval: float) -> PrivacyLossDistribution:
     """`steps` steps of the Poisson-subsampled Gaussian.
 
-    The curve delta(epsilon) of one step is evaluated here, for the whole grid at once: dp-accounting's own constructor
-    gives the same distribution, but inverts the loss point by point in Python and fails for little noise.
+    The curve delta(epsilon) of one step is evaluated here, for the whole grid at once: dp-accounting's own
+    constructor gives the same distribution, but inverts the loss point by point in Python and fails for
+    little noise.
     """
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -112,11 +114,12 @@ def _steps(q: float, sigma: float, steps: int, interval: float) -> PrivacyLossDi
 
 
 def _self_compose(pmf: Any, steps: int) -> Any:
-    """The distribution composed with itself `steps` times, as dp-accounting does it, but several times faster.
+    """The distribution composed with itself `steps` times, as dp-accounting does it, but several times
+    faster.
 
-    A Fourier transform over the window outside which Chernoff's bound leaves at most `TRUNCATED_MASS` on either side; the
-    mass above counts as infinite, the mass below can only wrap around to larger losses. (dp-accounting finds the same
-    window, with forty calls of scipy's logsumexp, which take most of its time.)
+    A Fourier transform over the window outside which Chernoff's bound leaves at most `TRUNCATED_MASS` on
+    either side; the mass above counts as infinite, the mass below can only wrap around to larger losses.
+    (dp-accounting finds the same window, with forty calls of scipy's logsumexp, which take most of its time.)
     """
     from dp_accounting.pld import pld_pmf
 
@@ -167,9 +170,11 @@ def _adding_curve(epsilon: FloatArray, q: float, sigma: float) -> FloatArray:
 
 
 def _connect_dots(curve: Callable[[FloatArray], FloatArray], low: float, high: float, interval: float) -> Any:
-    """The dominating distribution on the grid (Doroshenko et al. 2022, Algorithm 1), as dp-accounting holds it.
+    """The dominating distribution on the grid (Doroshenko et al. 2022, Algorithm 1), as dp-accounting holds
+    it.
 
-    The same masses as its own `create_pmf_pessimistic_connect_dots_fixed_gap`, without going through a dictionary.
+    The same masses as its own `create_pmf_pessimistic_connect_dots_fixed_gap`, without going through a
+    dictionary.
     """
     from dp_accounting.pld import pld_pmf
 
@@ -193,10 +198,11 @@ def _orders(distribution: PrivacyLossDistribution) -> tuple[Any, Any]:
 def _drawn_once(
     inside: PrivacyLossDistribution, participation: float, interval: float
 ) -> PrivacyLossDistribution:
-    """The same rounds, for somebody who is in them with chance `participation` and otherwise not there at all.
+    """The same rounds, for somebody who is in them with chance `participation` and otherwise not there at
+    all.
 
-    Exact (docs/theory.md, "Drawn once a round"), evaluated on the grid and connected by dots again, which only ever
-    overstates. The two orders are kept apart: they are amplified differently.
+    Exact (docs/theory.md, "Drawn once a round"), evaluated on the grid and connected by dots again, which
+    only ever overstates. The two orders are kept apart: they are amplified differently.
     """
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -252,7 +258,8 @@ def _delta_curve(pmf: Any) -> Callable[[FloatArray], FloatArray]:
 
 
 def _epsilon_at(pmf: Any, delta: float) -> float:
-    """The smallest epsilon >= 0 at which the curve is at most delta; the curve is linear in e^epsilon between losses."""
+    """The smallest epsilon >= 0 at which the curve is at most delta; the curve is linear in e^epsilon between
+    losses."""
     losses, above, weighted = _tails(pmf)
     reached = np.flatnonzero((losses >= 0) & (above - weighted <= delta))
     if not reached.size:

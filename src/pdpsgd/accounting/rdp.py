@@ -27,8 +27,8 @@ ORDERS: tuple[float, ...] = (
 class RdpAccountant(Accountant):
     """Moments of the privacy loss (Mironov 2017; Mironov, Talwar and Zhang 2019, arXiv:1908.10530).
 
-    Guarantee: upper bounds for adding and for removing a record, up to rounding in double precision (about 1e-10
-    relative). Looser than `pld`, most of all for few steps.
+    Guarantee: upper bounds for adding and for removing a record, up to rounding in double precision (about
+    1e-10 relative). Looser than `pld`, most of all for few steps.
     """
 
     name = "rdp"
@@ -44,7 +44,8 @@ class RdpAccountant(Accountant):
         return np.sum([self._renyi_of_round(e) for e in history], axis=0) if history else 0 * self.orders
 
     def epsilons(self, histories: Sequence[History], deltas: Sequence[float]) -> list[float]:
-        """Many histories at once: steps that share their noise are computed together, whatever their rates."""
+        """Many histories at once: steps that share their noise are computed together, whatever their
+        rates."""
         self._compute_steps([e for history in histories for e in simplify(history)])
         return super().epsilons(histories, deltas)
 
@@ -73,15 +74,16 @@ class RdpAccountant(Accountant):
 
 
 LARGEST_DRAWN_ORDER = 128
-"""Up to this order the tighter bound for rounds that are drawn once is used; it needs every integer order below."""
+"""Up to this order the tighter bound for rounds that are drawn once is used; it needs every integer order
+below."""
 MOST_STEPS_KEPT = 100_000
 
 
 def renyi_of_step(sample_rates: FloatArray, noise_multiplier: float, orders: Iterable[float]) -> FloatArray:
     """rho(alpha) of one step for each rate (rows) and order (columns).
 
-    Guarantee: for adding and removing alike: removing is the larger of the two for this mechanism (Mironov, Talwar and
-    Zhang 2019, Theorem 5).
+    Guarantee: for adding and removing alike: removing is the larger of the two for this mechanism (Mironov,
+    Talwar and Zhang 2019, Theorem 5).
     """
     rates = np.atleast_1d(np.asarray(sample_rates, dtype=float))
     moments = [
@@ -96,7 +98,8 @@ def renyi_of_step(sample_rates: FloatArray, noise_multiplier: float, orders: Ite
 def _integer_moment(q: FloatArray, sigma: float, alpha: int) -> FloatArray:
     """ln E[(P/Q)^alpha] = ln(1 + sum_{k>=2} C(alpha,k) q^k (1-q)^(alpha-k) (e^((k^2-k)/(2 sigma^2)) - 1)).
 
-    Without the terms that cancel (k = 0, 1 and the 1 of each binomial term), so that tiny rates lose no digits.
+    Without the terms that cancel (k = 0, 1 and the 1 of each binomial term), so that tiny rates lose no
+    digits.
     """
     k = np.arange(2, alpha + 1)
     exponent = (k * k - k) / (2 * sigma**2)

@@ -41,8 +41,9 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
 
     def gradients(output_gradient: Tensor) -> Gradient:
         if module.weight.requires_grad:
-            yield module.weight, kernel_gradient(
-                module, accurate(inputs), accurate(output_gradient), site.recorder.workspace
+            yield (
+                module.weight,
+                kernel_gradient(module, accurate(inputs), accurate(output_gradient), site.recorder.workspace),
             )
         if module.bias is not None and module.bias.requires_grad:
             spatial = tuple(range(2, output_gradient.dim()))
@@ -157,7 +158,9 @@ class Kernels(PerExample):
             left = gradient.reshape(examples, -1, groups, out).permute(0, 2, 3, 1)
             for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
                 right = met.reshape(examples, -1, self._kernel[-1], groups, self.shape[1])
-                torch.matmul(left, right.permute(0, 3, 1, 2, 4).flatten(3), out=result.view(examples, groups, out, -1))
+                torch.matmul(
+                    left, right.permute(0, 3, 1, 2, 4).flatten(3), out=result.view(examples, groups, out, -1)
+                )
         else:
             left = gradient.reshape(examples, -1, out).transpose(1, 2)
             for met, result in zip(self._met(unfolded), values.unbind(), strict=True):

@@ -170,7 +170,11 @@ class OuterProducts(PerExample):
                 values = self.workspace.take("products", (last - first, *self.matrix), self.left)
             else:
                 values = self._kept[first:last]
-            yield first, last, torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last], out=values)
+            yield (
+                first,
+                last,
+                torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last], out=values),
+            )
 
     def _squared_norms_by_gram(self) -> Tensor:
         """Sum of (left left')(right right') over pairs of positions, plus a bound on what rounding took away.

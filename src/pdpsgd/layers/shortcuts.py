@@ -44,5 +44,8 @@ def sequence(modules: Sequence[nn.Module], inputs: Any) -> Any:
 def _untouched(module: nn.Module) -> bool:
     """Whether the module has no hooks, which might look at what it is given or gives."""
     return not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )

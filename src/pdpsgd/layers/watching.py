@@ -48,7 +48,9 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
         if rule is not None or _uses_parameters(module):
             if not _can_be_called(module):
                 place = f"{name or 'The model'} ({type(module).__name__})"
-                fail(f"{place} holds trainable parameters and has no forward, so nothing can be told of its use.")
+                fail(
+                    f"{place} holds trainable parameters and has no forward, so nothing can be told of its use."
+                )
             yield name, module, rule
             return
         for child_name, child in module.named_children():

@@ -1,4 +1,5 @@
-"""DP-SGD with AdaPDP (Niu et al. 2021; the paper's second baseline): a threshold and a fresh model each round."""
+"""DP-SGD with AdaPDP (Niu et al. 2021; the paper's second baseline): a threshold and a fresh model each
+round."""
 
 from __future__ import annotations
 

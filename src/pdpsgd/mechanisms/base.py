@@ -15,7 +15,8 @@ from pdpsgd.solver import Demand, Segment, Solution, solve_participation, solve_
 from pdpsgd.thresholds import Loss
 
 MARGIN = 1e-9
-"""Targets are lowered by this share, so that rounding on the way into a plan never lifts a cost above its budget."""
+"""Targets are lowered by this share, so that rounding on the way into a plan never lifts a cost above its
+budget."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from pdpsgd.errors import fail
 from pdpsgd.mechanisms.base import Mechanism, Request, make_round, meet_targets
@@ -38,8 +39,11 @@ def _rounds(request: Request) -> list[Round]:
     return [make_round(request, request.steps, sigma, np.where(usable, rate, 0.0))]
 
 
-def _as_one_level(request: Request, usable: np.ndarray, epsilon: float, delta: float) -> list[Round]:  # type: ignore[type-arg]
-    """A given noise (how many steps?) or a schedule: solve for everybody as one level, then give all its rate."""
+def _as_one_level(
+    request: Request, usable: npt.NDArray[np.bool_], epsilon: float, delta: float
+) -> list[Round]:
+    """A given noise (how many steps?) or a schedule: solve for everybody as one level, then give all its
+    rate."""
     from dataclasses import replace
 
     strictest = int(np.flatnonzero(usable)[np.argmax(request.spent()[usable])])

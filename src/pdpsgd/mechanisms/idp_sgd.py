@@ -28,7 +28,8 @@ def _scale(request: Request) -> list[Round]:
     people = request.people[usable]
     if request.batch_size > people.sum():
         fail(
-            f"Expected batch_size of at most the {int(people.sum()):,} people who can be used. Got {request.batch_size:g}."
+            f"Expected batch_size of at most the {int(people.sum()):,} people who can be used. "
+            f"Got {request.batch_size:g}."
         )
     rate = request.batch_size / float(people.sum())
     spent = request.spent()

@@ -1,4 +1,5 @@
-"""DP-SGD with the sampling mechanism (Jorgensen et al. 2015; the paper's first baseline): one round, one threshold."""
+"""DP-SGD with the sampling mechanism (Jorgensen et al. 2015; the paper's first baseline): one round, one
+threshold."""
 
 from __future__ import annotations
 

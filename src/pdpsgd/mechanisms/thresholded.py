@@ -1,4 +1,5 @@
-"""Rounds that each ask for a threshold tau of what is left: the common part of Sampling, AdaPDP and PDP-SGD."""
+"""Rounds that each ask for a threshold tau of what is left: the common part of Sampling, AdaPDP and
+PDP-SGD."""
 
 from __future__ import annotations
 
@@ -12,19 +13,21 @@ from pdpsgd.plans import Round
 from pdpsgd.thresholds import Loss, best_threshold
 
 LEFT = 5e-3
-"""A level with less than this share of its budget left has nothing left: the solver's tolerance is of that size."""
+"""A level with less than this share of its budget left has nothing left: the solver's tolerance is of that
+size."""
 
 
 def threshold_rounds(request: Request, loss: Loss, *, fresh_model: bool = False) -> list[Round]:
     """Up to `request.rounds` rounds; round r lets each level reach min(epsilon, spent + tau_r).
 
-    Guarantee: everybody pays in every round, drawn or not, and what is spent is recomputed over the whole history at
-    the full delta (docs/everybody-pays.md); so no level passes its epsilon. Rounds in which nobody has anything left are
-    dropped.
+    Guarantee: everybody pays in every round, drawn or not, and what is spent is recomputed over the whole
+    history at the full delta (docs/everybody-pays.md); so no level passes its epsilon. Rounds in which nobody
+    has anything left are dropped.
     """
     if request.schedule is not None:
         fail(
-            "A schedule of rounds goes with pdp-sgd-exact: this mechanism chooses its own rounds. Give `rounds` instead."
+            "A schedule of rounds goes with pdp-sgd-exact: this mechanism chooses its own rounds. "
+            "Give `rounds` instead."
         )
     request = replace(request, loss=request.loss or loss)
     rounds: list[Round] = []

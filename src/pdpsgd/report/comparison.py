@@ -87,18 +87,7 @@ def _overview(made: Comparison) -> list[str]:
 
 
 def _promise(made: Comparison) -> list[str]:
-    rows: list[dict[str, Any]] = [
-        {
-            "mechanism": outcome.mechanism,
-            "tier": f"ε {tier.name}",
-            "used": tier.used,
-            "proven": tier.proven,
-            "promised": tier.promised,
-        }
-        for outcome in made.outcomes
-        for tier in outcome.tiers
-        if tier.used is not None
-    ]
+    rows = charts.used_rows(made)
     text = (
         "Uniform training (dp-sgd) treats everybody as the strictest person asks, and leaves unused what "
         "others allow. "
@@ -126,11 +115,7 @@ def _promise(made: Comparison) -> list[str]:
 
 
 def _accuracy(made: Comparison) -> list[str]:
-    seeds: list[dict[str, Any]] = [
-        {"mechanism": o.mechanism, "seed": str(seed), "value": value, "mean": o.accuracy}
-        for o in made.outcomes
-        for seed, value in zip(o.seeds, o.accuracies, strict=True)
-    ]
+    seeds = charts.seed_rows(made)
     data = parts.table(
         ("mechanism", "seed", "accuracy"),
         [(r["mechanism"], r["seed"], f"{r['value']:.1%}") for r in seeds],
