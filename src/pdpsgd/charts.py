@@ -462,10 +462,10 @@ def _colour(field: str, names: list[str], colours: list[str], *, title: str | No
 
 def _save(picture: Chart, path: Path, palette: Palette) -> None:
     kind = path.suffix.lower().lstrip(".")
-    options: dict[str, Any] = {"html": {"inline": True}, "png": {"scale_factor": 2}}.get(kind, {})
+    by_kind: dict[str, dict[str, Any]] = {"html": {"inline": True}, "png": {"scale_factor": 2}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        styled(picture, palette, background="white").save(str(path), **options)
+        styled(picture, palette, background="white").save(str(path), **by_kind.get(kind, {}))
     except OSError as error:
         fail(f"Expected to be able to write {str(path)!r}. Got: {error.strerror}.")
 
