@@ -208,7 +208,8 @@ def _exponential_shares(groups: int, k: float) -> FloatArray:
     shares = 1.8064 / growth.mean() * growth - 1.715
     if shares.min() < 0:
         fail(
-            f"Expected k between about -0.2 and 0.2: beyond, the smallest group would have a negative size. Got k={k!r}."
+            "Expected k between about -0.2 and 0.2: beyond, the smallest group would have a negative size. "
+            f"Got k={k!r}."
         )
     return np.asarray(shares, dtype=float)
 

@@ -97,7 +97,8 @@ def summary(plan: Plan) -> list[str]:
         provable = max(level.provable_epsilon or 0.0 for level in plan.levels)
         lines.append(
             "As published: only those who are drawn pay, which does not keep the promise. "
-            f"What is provable for this plan: epsilon up to {provable:.4g}, at a delta {len(plan.rounds)} times as large. "
+            f"What is provable for this plan: epsilon up to {provable:.4g}, "
+            f"at a delta {len(plan.rounds)} times as large. "
             "Not for release; never publish the plan, it tells who was drawn."
         )
     return [*lines, *plan.notes]

@@ -219,7 +219,7 @@ def _mixed(inside: _Losses, pi: float, removing: bool) -> _Losses:
     first = int(place.min())
     gathered = np.bincount(place - first, weights=mass - to_right, minlength=int(place.max()) - first + 2)
     gathered += np.bincount(place - first + 1, weights=to_right, minlength=gathered.size)
-    return _Losses(first, gathered, infinite, h)
+    return _Losses(first, np.asarray(gathered, dtype=float), infinite, h)
 
 
 def _compose(parts: list[tuple[_Losses, int]], tail: float, tilt_for: float | None) -> _Losses:

@@ -53,7 +53,7 @@ def check(made: Plan, budgets: Budgets) -> None:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@settings(few_settings, max_examples=10)
+@settings(few_settings, max_examples=6)
 @given(st.sampled_from(list(BUDGET_SETS)), st.integers(1, 400), st.floats(0.02, 0.3), st.integers(1, 3))
 def test_every_plan_of_every_mechanism_keeps_every_promise(
     mechanism: str, name: str, steps: int, share: float, rounds: int

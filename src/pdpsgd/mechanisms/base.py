@@ -14,6 +14,8 @@ from pdpsgd.plans import Round
 from pdpsgd.solver import Demand, Segment, Solution, solve_participation, solve_rates
 from pdpsgd.thresholds import Loss
 
+NOTHING_LEFT = 5e-3
+"""A level with less than this share of its budget left has nothing left: the solver's tolerance is of that size."""
 MARGIN = 1e-9
 """Targets are lowered by this share, so that rounding on the way into a plan never lifts a cost above its
 budget."""
@@ -39,7 +41,7 @@ class Request:
     @property
     def usable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Levels that allow anything and have some of it left."""
-        return (self.epsilon > 0) & (self.delta > 0) & (self.spent() < self.epsilon * (1 - MARGIN))
+        return (self.epsilon > 0) & (self.delta > 0) & (self.spent() < self.epsilon * (1 - NOTHING_LEFT))
 
     def spent(self) -> FloatArray:
         """What each level has spent in earlier plans and in the rounds so far."""

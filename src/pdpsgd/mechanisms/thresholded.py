@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pdpsgd.errors import fail
-from pdpsgd.mechanisms.base import Request, meet_targets
+from pdpsgd.mechanisms.base import NOTHING_LEFT, Request, meet_targets
 from pdpsgd.plans import Round
 from pdpsgd.thresholds import Loss, best_threshold
 
@@ -42,7 +42,7 @@ def threshold_rounds(request: Request, loss: Loss, *, fresh_model: bool = False)
 def _next_round(request: Request, *, fresh_model: bool) -> list[Round]:
     spent = request.spent()
     remaining = np.maximum(0.0, request.epsilon - spent)
-    left = (request.delta > 0) & (remaining > LEFT * request.epsilon)
+    left = (request.delta > 0) & (remaining > NOTHING_LEFT * request.epsilon)
     people = float(request.people[left].sum())
     if people == 0:
         return []
