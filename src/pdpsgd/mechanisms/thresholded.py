@@ -1,5 +1,4 @@
-"""Rounds that each ask for a threshold tau of what is left: the common part of Sampling, AdaPDP and
-PDP-SGD."""
+"""Rounds that each ask for a threshold of what is left: the common part of Sampling, AdaPDP and PDP-SGD."""
 
 from __future__ import annotations
 
@@ -11,10 +10,6 @@ from pdpsgd.errors import fail
 from pdpsgd.mechanisms.base import NOTHING_LEFT, Request, meet_targets
 from pdpsgd.plans import Round
 from pdpsgd.thresholds import Loss, best_threshold
-
-LEFT = 5e-3
-"""A level with less than this share of its budget left has nothing left: the solver's tolerance is of that
-size."""
 
 
 def threshold_rounds(request: Request, loss: Loss, *, fresh_model: bool = False) -> list[Round]:
