@@ -45,16 +45,18 @@ def plan(
         steps: all steps together (1,000 unless the noise is given); rounds share them evenly.
         batch_size: the expected number of people drawn at a step.
         accountant: `pld` (default), `rdp`, or `gdp`, which plans but proves nothing. `idp-sample` is defined
-        under `rdp`. max_grad_norm: the clipping norm C.
+            under `rdp`.
+        max_grad_norm: the clipping norm C.
         rounds: at most so many rounds, for mechanisms with thresholds (10 by default).
         schedule: for `pdp-sgd-exact`, (steps, relative noise, relative batch size) for each round, instead of
-        `steps`. noise_multiplier: given the noise, find the number of steps instead.
+            `steps`.
+        noise_multiplier: given the noise, find the number of steps instead.
         drawn: "step" draws people at every step; "round" draws them once a round (the paper's Definition
-        4.1). weights: (w1, w2) of loss_f, for mechanisms with thresholds.
+            4.1).
+        weights: (w1, w2) of loss_f, for mechanisms with thresholds.
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
         history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
-        as it was
-            run; a plan that was itself made with a history brings that along.
+            as it was run; a plan that was itself made with a history brings that along.
         bookkeeping: "sound", or "as-published" to reproduce the paper's numbers (see docs/everybody-pays.md).
         seed: for as-published bookkeeping, whose coins are flipped here.
         max_levels: people are treated on at most so many levels.
@@ -229,7 +231,17 @@ def _with_history(
                 f"Expected history[{number}] to know its people, to match them by id. A plan read from JSON does not: "
                 "attach them with plan.with_people(budgets), the budgets it was made for."
             )
+        if before.bookkeeping != "sound":
+            fail(
+                f"history[{number}] has {before.bookkeeping} bookkeeping: those who were not drawn were not told apart "
+                "from those who were, so there is no sound total to start from."
+            )
         columns.append(match_ids(before.roster, budgets))
+        if (columns[-1] < 0).all():
+            fail(
+                f"Nobody of history[{number}] is on this list: its ids look like {before.roster.ids[0]!r}, these like "
+                f"{budgets.ids[0]!r}. People are matched by id; leave out plans on other people."
+            )
     kinds, place, people = np.unique(
         np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True
     )
