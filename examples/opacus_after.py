@@ -16,7 +16,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 loader = DataLoader(train, batch_size=256)
 criterion = nn.CrossEntropyLoss()
 
-budgets = Budgets.from_tiers({1: 0.34, 2: 0.43, 3: 0.23}, people=1437, shuffle=0)  # or your own list of people
+budgets = Budgets.from_tiers(
+    {1: 0.34, 2: 0.43, 3: 0.23}, people=1437, shuffle=0
+)  # or your own list of people
 made = plan(budgets, steps=150, batch_size=256)
 
 engine = PrivacyEngine()

@@ -221,8 +221,8 @@ def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:
     """
     limits = clip_norms.to(norms) * CLIPPING_MARGIN
     weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(min=0, max=1)
-    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN.
-    return weights.nan_to_num_(nan=0.0)
+    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN; a weight too small to be rounded well is as good as 0.
+    return torch.hardshrink(weights.nan_to_num_(nan=0.0), torch.finfo(weights.dtype).tiny)
 
 
 def _accurate_dtype(tensor: Tensor) -> torch.dtype:

@@ -157,12 +157,26 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
 
 def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
     """The roster's level for each person of `budgets`, by id; -1 for people it does not know."""
+    if _kind(roster.ids) != _kind(budgets.ids):
+        # Silently, 7 and "7" would be two people, and what one of them has spent would be forgotten.
+        fail(
+            f"Expected ids of the same kind to match people by: {_kind(roster.ids)} like {roster.ids[0]!r} there, "
+            f"{_kind(budgets.ids)} like {budgets.ids[0]!r} here."
+        )
     if np.array_equal(roster.ids, budgets.ids):
         return roster.level
     order = np.argsort(roster.ids, kind="stable")
     place = np.minimum(np.searchsorted(roster.ids[order], budgets.ids), order.size - 1)
     found = roster.ids[order][place] == budgets.ids
     return np.where(found, roster.level[order][place], -1)
+
+
+def _kind(ids: IdArray) -> str:
+    """Whether ids are numbers or text, as far as that can be seen."""
+    if ids.dtype.kind == "O":
+        kinds = {"text" if isinstance(value, str) else "numbers" for value in ids}
+        return kinds.pop() if len(kinds) == 1 else "mixed ids"
+    return "text" if ids.dtype.kind in "US" else "numbers"
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,18 @@ def test_a_plan_listed_twice_counts_twice() -> None:
     assert twice.rounds[0].noise_multiplier > once.rounds[0].noise_multiplier
 
 
+def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
+    numbers, text = Budgets(np.full(50, 1.0)), Budgets(np.full(50, 1.0), ids=[str(i) for i in range(50)])
+    before = plan(numbers, steps=10, batch_size=5)
+    with pytest.raises(PdpsgdError, match="ids of the same kind"):
+        plan(text, steps=10, batch_size=5, history=[before])
+    with pytest.raises(PdpsgdError, match="Nobody of history"):
+        plan(Budgets(np.full(50, 1.0), ids=np.arange(100, 150)), steps=10, batch_size=5, history=[before])
+    published = plan(numbers, "pdp-sgd-fixed", steps=10, batch_size=5, bookkeeping="as-published", seed=0)
+    with pytest.raises(PdpsgdError, match="no sound total"):
+        plan(numbers, steps=10, batch_size=5, history=[published])
+
+
 def test_history_without_people_is_refused_with_the_remedy() -> None:
     people = Budgets(np.full(50, 1.0))
     read_back = Plan.from_json(plan(people, steps=10, batch_size=5).to_json())
