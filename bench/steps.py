@@ -2,9 +2,12 @@
 
     python bench/steps.py [--models mnist svhn transformer] [--batches 64 1024] [--seconds 3] [--json FILE]
 
-The contenders take turns, a few steps each, until every one has had its share of time; what is printed is the median
-step of each, and its ratio to plain SGD in the better of the two memory layouts. Peak memory is that of a process of
-its own. Data are random: only speed is measured here.
+The contenders take turns, a few steps each, until every one has had its share of time; what is printed is the
+median step of each, and its ratio to plain SGD in the better of the two memory layouts. "pdpsgd, whole engine" draws
+its batches itself, so that their size varies; the others are given one batch again and again. Peak memory is that of
+a process of its own. Data are random: only speed is measured here.
+
+On a machine that others use too, `--threads 1 --clock cpu` measures processor time instead of time on the wall.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import resource
 import statistics
 import subprocess
@@ -98,11 +102,38 @@ def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return step
 
 
+def engine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    import pdpsgd
+
+    people = 20 * len(inputs)
+    plan = pdpsgd.plan(
+        pdpsgd.Budgets([8.0] * people), steps=100_000, batch_size=len(inputs), accountant="rdp"
+    )
+    data = (inputs.repeat(20, *[1] * (inputs.dim() - 1)), targets.repeat(20))
+    private, optimizer, loader = pdpsgd.PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        data_loader=data,
+        plan=plan,
+        criterion=F.cross_entropy,
+    )
+    batches = iter(loader)
+
+    def step() -> None:
+        some, their_targets = next(batches)
+        optimizer.zero_grad()
+        F.cross_entropy(private(some), their_targets).backward()
+        optimizer.step()
+
+    return step
+
+
 def opacus_hooks(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
+    from opacus.validators import ModuleValidator
 
-    wrapped = GradSampleModule(model)
+    wrapped = GradSampleModule(ModuleValidator.fix(model))  # it has a multi-head attention of its own
     optimizer = DPOptimizer(
         torch.optim.SGD(wrapped.parameters(), lr=0.01),
         noise_multiplier=1.0,
@@ -124,8 +155,11 @@ def opacus_ghost(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     )
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.validators import ModuleValidator
 
-    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0, use_ghost_clipping=True)
+    wrapped = GradSampleModuleFastGradientClipping(
+        ModuleValidator.fix(model), max_grad_norm=1.0, use_ghost_clipping=True
+    )
     optimizer = DPOptimizerFastGradientClipping(
         torch.optim.SGD(wrapped.parameters(), lr=0.01),
         noise_multiplier=1.0,
@@ -145,7 +179,8 @@ def opacus_ghost(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain SGD, channels last": plain_channels_last,
     "plain SGD, as written": plain,
-    "pdpsgd": ours,
+    "pdpsgd, clipped sums": ours,
+    "pdpsgd, whole engine": engine,
     "Opacus, hooks": opacus_hooks,
     "Opacus, ghost": opacus_ghost,
 }
@@ -157,9 +192,10 @@ def prepare(contender: str, model: str, batch: int) -> Step:
     return CONTENDERS[contender](build(), draw(batch), torch.randint(10, (batch,)))
 
 
-def step_times(model: str, batch: int, seconds: float) -> dict[str, float]:
+def step_times(model: str, batch: int, seconds: float, clock: Callable[[], float]) -> dict[str, float]:
     """Median milliseconds of a step; the contenders take turns."""
-    steps, times = {}, {name: [] for name in CONTENDERS}  # type: dict[str, Step], dict[str, list[float]]
+    steps: dict[str, Step] = {}
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for name in CONTENDERS:
         try:
             steps[name] = prepare(name, model, batch)
@@ -174,9 +210,9 @@ def step_times(model: str, batch: int, seconds: float) -> dict[str, float]:
         for name, step in steps.items():
             step()  # warms the caches again after the others
             for _ in range(3):
-                start = time.perf_counter()
+                start = clock()
                 step()
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return {name: 1e3 * statistics.median(values) for name, values in times.items() if values}
 
 
@@ -185,6 +221,15 @@ def peak_memory(contender: str, model: str, batch: int) -> float | None:
     command = [sys.executable, __file__, "--peak-of", contender, "--models", model, "--batches", str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
     return float(done.stdout) if done.returncode == 0 else None
+
+
+def peak_of_this_process() -> float:
+    """Peak resident MB. (On Linux getrusage would give the parent's, if that was larger.)"""
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -204,11 +249,15 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 1024])
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each contender, model and batch")
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--threads", type=int, help="how many threads torch may use")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
@@ -218,17 +267,17 @@ def main() -> None:
         step = prepare(options.peak_of, options.models[0], options.batches[0])
         for _ in range(5):
             step()
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(peak_of_this_process())
         return
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    clock = time.process_time if options.clock == "cpu" else time.perf_counter
     for name in set(CONTENDERS) - set(options.contenders):
         del CONTENDERS[name]
     rows = []
     for model in options.models:
         for batch in options.batches:
-            times = step_times(model, batch, options.seconds)
-            memory = {
-                name: None if options.no_memory else peak_memory(name, model, batch) for name in times
-            }
+            times = step_times(model, batch, options.seconds, clock)
+            memory = {name: None if options.no_memory else peak_memory(name, model, batch) for name in times}
             best = min(value for name, value in times.items() if name.startswith("plain"))
             least = min((memory[name] or 0.0) for name in times if name.startswith("plain"))
             for name, value in times.items():
@@ -246,7 +295,12 @@ def main() -> None:
             show(rows[-len(times) :])
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}, file, indent=1)
+            settings = {
+                "threads": torch.get_num_threads(),
+                "clock": options.clock,
+                "torch": torch.__version__,
+            }
+            json.dump({**settings, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ class _RateSearch:
             )
         x = brentq(gap, lowest, highest, xtol=1e-6)
         known: list[tuple[float, float]] = []
-        for _ in range(12):
+        for _ in range(20):
             self._solve_anchors(*trial(x))
             known.append((x, gap(x)))
             if abs(known[-1][1]) < BATCH_TOLERANCE or (
@@ -191,7 +191,8 @@ class _RateSearch:
         below = max((p for p in known if p[1] <= 0), default=None)
         above = min((p for p in known if p[1] > 0), default=None)
         if below and above:
-            share = min(max(-below[1] / (above[1] - below[1]), 0.05), 0.95)
+            under, over = min(-below[1], 2.0), min(above[1], 2.0)
+            share = min(max(under / (under + over), 0.05), 0.95)
             return below[0] + share * (above[0] - below[0])
         # The anchors' mu stay put: where would the batch fit then? Not further than a factor of 4 at a time.
         low, high = max(lowest, known[-1][0] - 1.4), min(highest, known[-1][0] + 1.4)
@@ -231,8 +232,8 @@ class _RateSearch:
             shift = []
             for anchor in group[chosen]:
                 rate = self._rate(int(anchor), sigma, segments, self.mu[anchor] / gain, capped=False)
-                # A level that cannot be solved (practically no rate) keeps its guess: it weighs nothing in the batch.
-                shift.append(math.log(rate * gain / self.mu[anchor]) if rate > 0 else 0.0)
+                # A level that cannot be drawn at all under this noise counts as (next to) nobody in the batch.
+                shift.append(math.log(max(rate, SMALLEST_RATE) * gain / self.mu[anchor]))
             # What the Gaussian limit misses varies slowly with the target: interpolate it between the anchors.
             x = np.log(self.demand.targets[group[chosen]])
             between = PchipInterpolator(x, shift) if x.size > 1 else lambda _, only=shift[0]: only

@@ -88,7 +88,7 @@ def test_rdp_needs_high_orders_where_noise_is_large() -> None:
     assert RDP.epsilon(history, 1e-5) == pytest.approx(0.012, abs=0.001)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rates, noises, some_steps, st.sampled_from([1e-4, 1e-6]))
 def test_pld_and_the_independent_accountant_agree(q: float, sigma: float, steps: int, delta: float) -> None:
     history = (Exposure(1, q, sigma, steps),)

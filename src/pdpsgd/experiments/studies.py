@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS
 from pdpsgd.experiments.record import Record
-from pdpsgd.experiments.search import GRIDS, chosen_recipe, trials
+from pdpsgd.experiments.search import GRIDS, chosen_recipe, recipe_for, trials
 from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
 
 LEAVE_OUT_BELOW = 0.75
@@ -172,6 +172,7 @@ def _tuned(
     recipe = recipe or _own_recipe(dataset, "pdp-sgd-exact", search, features)
     if recipe is None:
         return None
+    recipe = recipe_for(system, recipe)
     return Setting(dataset, system, recipe, population or Population(), threshold=_threshold(system))
 
 
