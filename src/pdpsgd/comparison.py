@@ -123,7 +123,7 @@ class Comparison:
         made.add_column(
             f"epsilon proven, of\n{promised} promised", justify="right", no_wrap=len(promised) < 24
         )
-        for name in ("used", "noise", "seconds\na run"):
+        for name in ("used", "noise", "time\na run"):
             made.add_column(name, justify="right")
         for outcome in self.outcomes:
             noise = [r.noise_multiplier for r in outcome.plan.rounds]
@@ -133,7 +133,7 @@ class Comparison:
                 " / ".join("?" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
                 "" if outcome.used is None else f"{outcome.used:.1%}",
                 f"{min(noise):.2f}" if min(noise) == max(noise) else f"{min(noise):.2f} to {max(noise):.2f}",
-                f"{outcome.training_seconds:.1f}",
+                f"{outcome.training_seconds:.1f} s",
             )
         return made
 
