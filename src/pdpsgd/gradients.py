@@ -23,6 +23,8 @@ from pdpsgd.layers.views import over_views
 CLIPPING_MARGIN = 1 - 2**-10
 # Below this, squares of float32 numbers lose digits or vanish: such a norm counts as this large.
 SMALLEST_NORM = 1e-16
+# A gradient so much too large is dropped: times such a weight, numbers vanish that others would have blown up again.
+SMALLEST_WEIGHT = 1e-16
 
 _watching: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = weakref.WeakKeyDictionary()
 
@@ -221,8 +223,8 @@ def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:
     """
     limits = clip_norms.to(norms) * CLIPPING_MARGIN
     weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(min=0, max=1)
-    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN; a weight too small to be rounded well is as good as 0.
-    return torch.hardshrink(weights.nan_to_num_(nan=0.0), torch.finfo(weights.dtype).tiny)
+    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN.
+    return torch.hardshrink(weights.nan_to_num_(nan=0.0), SMALLEST_WEIGHT)
 
 
 def _accurate_dtype(tensor: Tensor) -> torch.dtype:

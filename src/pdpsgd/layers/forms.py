@@ -20,6 +20,8 @@ Gradient = Iterator[tuple[nn.Parameter, "PerExample"]]
 CACHE = 1 << 19
 # Numbers that are kept from the norms to the weighted sum; what does not fit is computed again.
 ROOM = 1 << 24
+# A factor counts as at least this large: times a weight, smaller numbers are not rounded well any more.
+SMALLEST_FACTOR = 1e-20
 
 
 class Workspace:
@@ -135,7 +137,7 @@ class OuterProducts(PerExample):
         """Take them without writing the products out, where that is cheaper."""
         if self.positions == 1:
             # In float64: a tiny factor must not vanish while the other one is huge.
-            left = row_squared_norms(self.left[:, 0], torch.float64)
+            left = row_squared_norms(self.left[:, 0], torch.float64).clamp_(min=SMALLEST_FACTOR**2)
             return left.mul_(row_squared_norms(self.right[:, 0], torch.float64)).to(self.left.dtype)
         if self._by_gram:
             return self._squared_norms_by_gram()
@@ -185,7 +187,7 @@ class OuterProducts(PerExample):
         """
         # The size of a position's left factor goes to the right: squares of a tiny factor must not vanish while the
         # other factor is huge.
-        size = self.left.abs().amax(2, keepdim=True).clamp(min=torch.finfo(self.left.dtype).tiny)
+        size = self.left.abs().amax(2, keepdim=True).clamp(min=SMALLEST_FACTOR)
         left, right = self.left / size, self.right * size
         left = torch.bmm(left, left.transpose(1, 2))
         right = torch.bmm(right, right.transpose(1, 2))

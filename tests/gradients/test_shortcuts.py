@@ -1,0 +1,82 @@
+"""Doing the same with less work gives the same."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.gradients import ClippedGradients
+from pdpsgd.layers.convolution import channels_last
+
+
+def network(activation: type[nn.Module], *, stride: int = 2, kernel: int = 2) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3),
+        activation(),
+        nn.MaxPool2d(kernel, stride=stride),
+        nn.Sequential(nn.Conv2d(5, 4, 2), activation()),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+        activation(),
+    )
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU])
+def test_a_sequence_gives_what_its_modules_give(
+    oracle: Any, activation: type[nn.Module], stride: int
+) -> None:
+    inputs = torch.randn(3, 2, 9, 9, dtype=torch.float64)
+    module = network(activation, stride=stride).double()
+    module(inputs)
+    expected = module(inputs)
+    watched = ClippedGradients(module)
+    assert torch.allclose(module(inputs), expected, rtol=1e-13)
+    watched.remove()
+    oracle.check(module, inputs)
+
+
+def test_a_module_that_somebody_looks_at_keeps_its_place() -> None:
+    sizes = []
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 1))
+    module[2].register_forward_pre_hook(lambda _, args: sizes.append(float(args[0].detach().min())))
+    watched = ClippedGradients(module)
+    module(torch.randn(2, 1, 8, 8))
+    assert sizes[0] == 0  # somebody looks: nothing is exchanged
+    watched.remove()
+
+
+def test_a_hook_sees_what_it_would_have_seen() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    seen: list[Tensor] = []
+    module[0].register_forward_hook(lambda _module, _args, output: seen.append(output))
+    watched = ClippedGradients(module)
+    inputs = torch.randn(5, 3)
+    module(inputs)
+    assert torch.equal(seen[0], copy.deepcopy(module)[0](inputs))
+    assert float(seen[0].detach().min()) < 0
+    watched.remove()
+
+
+def test_images_are_laid_out_channels_last_inside_and_parameters_are_not() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    layouts = []
+    module[2].register_forward_pre_hook(
+        lambda _, args: layouts.append(args[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    watched = ClippedGradients(module)
+    module(torch.randn(2, 1, 8, 8))
+    assert layouts == [True]
+    assert all(parameter.is_contiguous() for parameter in module.parameters())
+    watched.remove()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_last_says_so_also_for_one_channel(channels: int) -> None:
+    images = torch.randn(2, channels, 4, 5)
+    assert torch.equal(channels_last(images), images)
+    assert channels_last(images).stride() == (20 * channels, 1, 5 * channels, channels)
