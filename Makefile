@@ -22,8 +22,10 @@ help:
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m pdpsgd.demo
 
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
+# Everything is run, and everything that failed is seen, before it ends.
+test: $(VENV)/.ready-test
+	@failed=0; $(MAKE) --no-print-directory lint || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST) || failed=1; exit $$failed
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
