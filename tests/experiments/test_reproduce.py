@@ -13,6 +13,8 @@ from pdpsgd.cli.reproduce import reproduce as reproduce_command
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.experiments import runner
 from pdpsgd.experiments.cells import cell
+from pdpsgd.experiments.effort import measure
+from pdpsgd.experiments.overview import write_overview
 from pdpsgd.experiments.published import SKEWS, TABLE_1, TABLE_1_SYSTEMS, best_of_paper
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.reproduce import reproduce, write_pages
@@ -227,3 +229,23 @@ def test_a_system_that_was_not_searched_borrows_a_recipe_and_the_table_says_so(t
     text = PAGES["table-1"](search, record).markdown
     assert "| sampling |  | 92.57 ± 0.13 | 90.00 (1) * |" in text
     assert "| pdp-sgd-exact |  |  | 90.00 (1) |" in text
+
+
+def test_effort_counts_iterations_and_models_from_the_plan() -> None:
+    setting = small("adapdp", bookkeeping="as-published", accountant="rdp")
+    found = measure(setting, steps=2)
+    made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
+    assert found["iterations"] == made.steps
+    assert found["models"] == len(made.rounds) > 1
+    assert found["parameters"] == found["models"] * 2410
+
+
+def test_the_overview_says_how_much_is_done(tmp_path: Path) -> None:
+    search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
+    record.add(made_up(as_published_settings("mnist", search)[0], 0, 0.9))
+    (path,) = write_overview(search, record, tmp_path)
+    text = path.read_text()
+    assert (
+        "| `pdpsgd reproduce table-1-as-published --dataset mnist` | MNIST | none needed | 1 of 39 |" in text
+    )
+    assert "90.00" not in text

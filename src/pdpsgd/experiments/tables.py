@@ -115,15 +115,12 @@ def table_2(search: Record, record: Record) -> Page:
     lines = [
         "# Table 2: run time, iterations, parameters",
         "",
-        "The set-up of table 1 as published, k = 0; PDP-SGD is the adaptive one. The paper's "
-        "figures are averages "
-        "over its three data sets on a Titan RTX. Ours: iterations and parameters by the plan (seed "
-        "0; AdaPDP "
-        "trains a model a round, most of its ten have a single step), and processor time on one "
-        "core of a shared "
-        "machine, measured over the first steps and multiplied. Whole runs, where there are any, "
-        "are the last "
-        "columns.",
+        "The set-up of table 1 as published, k = 0; PDP-SGD is the adaptive one. The paper's figures are "
+        "averages over its three data sets on a Titan RTX. Ours: iterations and parameters by the plan (seed 0; "
+        "AdaPDP trains a model a round, and most of its rounds have a single step), and processor time on one "
+        "core of a shared, busy machine, measured over the first steps and multiplied. A step is the same work "
+        "in all three systems: differences of time between rows of one data set are the machine's. Whole runs, "
+        "where there are any, are the last columns.",
         "",
         "| data set | system | iterations | parameters | ms an iteration | seconds, from that | "
         "seconds of whole "
@@ -273,7 +270,9 @@ def _gains(dataset: str, cells: Sequence[Cell]) -> list[str]:
             f"{exact.largest_proven:.4f}, its budget is 1."
         )
     if gains:
-        lines.append(f"Gain over uniform DP-SGD, tuned alike, in points at k = 0: {', '.join(gains)}.")
+        lines.append(
+            f"Gain over uniform DP-SGD in points at k = 0 (systems with an asterisk are not tuned): {', '.join(gains)}."
+        )
     return [line for text in lines for line in ("", text)]
 
 
