@@ -49,7 +49,8 @@ class Transformer(nn.Module):
         self.out = nn.Linear(64, 10)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])[None])
+        # One row of positions per example, because Opacus needs it.
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]).expand_as(tokens))
         for layer in self.layers:
             x = layer(x)
         logits: Tensor = self.out(x.mean(1))
@@ -192,19 +193,26 @@ def prepare(contender: str, model: str, batch: int) -> Step:
     return CONTENDERS[contender](build(), draw(batch), torch.randint(10, (batch,)))
 
 
+def warmed_up(contender: str, model: str, batch: int) -> Step | None:
+    """A peer that cannot train the model is no reason to show nothing."""
+    try:
+        step = prepare(contender, model, batch)
+        for _ in range(3):
+            step()
+    except Exception as error:
+        print(f"{contender} cannot run {model}: {error}", file=sys.stderr)
+        return None
+    return step
+
+
 def step_times(model: str, batch: int, seconds: float, clock: Callable[[], float]) -> dict[str, float]:
     """Median milliseconds of a step; the contenders take turns."""
     steps: dict[str, Step] = {}
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for name in CONTENDERS:
-        try:
-            steps[name] = prepare(name, model, batch)
-            for _ in range(3):
-                steps[name]()
-        except Exception as error:
-            # A peer that cannot train the model is no reason to show nothing.
-            print(f"{name} cannot run {model}: {error}", file=sys.stderr)
-            steps.pop(name, None)
+        step = warmed_up(name, model, batch)
+        if step is not None:
+            steps[name] = step
     end = time.perf_counter() + seconds * len(steps)
     while time.perf_counter() < end:
         for name, step in steps.items():

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,8 @@ class ClippedGradients:
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._astray: list[nn.Parameter] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._note_astray) for parameter in self.sums
+            parameter.register_post_accumulate_grad_hook(self._note_astray)  # type: ignore[no-untyped-call]
+            for parameter in self.sums
         ]
         _watching[module] = weakref.ref(self)
 
@@ -127,7 +129,7 @@ class ClippedGradients:
 
     @torch.no_grad()
     def per_example_gradients(self, *, loss_reduction: str = "mean") -> dict[nn.Parameter, Tensor]:
-        """Return each example's gradient, written out, without forgetting the pass (sensitive; for tests and audits)."""
+        """Return each example's gradient, written out, without forgetting the pass (sensitive; for audits)."""
         size = self.recorded_batch_size or 0
         scale = size if loss_reduction == "mean" else 1
         gradients = self._gradients(loss_reduction, torch.ones(size))
@@ -179,13 +181,13 @@ class ClippedGradients:
             found = call.output_gradient.shape[0] if call.output_gradient.dim() else None
             if found != size:
                 fail(
-                    f"Expected the first dimension to be the batch of {size} examples in every layer. Got output of shape "
-                    f"{tuple(call.output_gradient.shape)} from {call.site.name}. Something all examples share, such as "
-                    "positions, needs a first dimension of 1 (positions[None]), or one row per example."
+                    f"Expected the first dimension to be the batch of {size} examples in every layer. Got output of "
+                    f"shape {tuple(call.output_gradient.shape)} from {call.site.name}. Something all examples "
+                    "share, such as positions, needs a first dimension of 1 (positions[None]), or one row per example."
                 )
             if size:
                 for parameter, gradient in call.gradients(call.output_gradient.detach()):
-                    uses.setdefault(parameter, []).append(gradient)
+                    uses.setdefault(cast(nn.Parameter, parameter), []).append(gradient)
         return {parameter: summed(parts) for parameter, parts in uses.items()}
 
     def _norms(self, gradients: dict[nn.Parameter, PerExample]) -> Tensor:

@@ -80,16 +80,16 @@ class _Probe:
             factor = self.examples if other == "sum" else 1 / self.examples
             if not self._differ(together, alone * factor).any():
                 fail(
-                    f'Expected a loss reduced over the batch as loss_reduction="{self.loss_reduction}". Got one that is a '
-                    f'{other}: change the loss, or say loss_reduction="{other}".'
+                    f'Expected a loss reduced over the batch as loss_reduction="{self.loss_reduction}". Got one that '
+                    f'is a {other}: change the loss, or say loss_reduction="{other}".'
                 )
             index = int(self._differ(together, alone).nonzero()[0])
             fail(
                 f"Examples mix in this model or loss: the gradient of example {index} alone has norm "
                 f"{float(alone[index].norm()):.4g}, in a batch of {self.examples} it differs from that by "
-                f"{float((together[index] - alone[index]).norm()):.4g}. Every example's loss must depend on that example "
-                "only, and the batch's loss be their plain mean or sum: no class weights or ignored targets normalised "
-                "over the batch, no contrastive terms, no statistics of the batch."
+                f"{float((together[index] - alone[index]).norm()):.4g}. Every example's loss must depend on that "
+                "example only, and the batch's loss be their plain mean or sum: no class weights or ignored targets "
+                "normalised over the batch, no contrastive terms, no statistics of the batch."
             )
 
     def compare_with_one_exchanged(self, batch: Any) -> None:
@@ -142,8 +142,9 @@ class _Probe:
         return self.loss(outputs) if targets is None else self.loss(outputs, targets)
 
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
-        sizes = torch.maximum(one.norm(dim=1), other.norm(dim=1))
-        return (one - other).norm(dim=1) > self.tolerance * (sizes + 1e-3 * sizes.max())
+        sizes: Tensor = torch.maximum(one.norm(dim=1), other.norm(dim=1))
+        distances: Tensor = (one - other).norm(dim=1)
+        return distances > self.tolerance * (sizes + 1e-3 * sizes.max())
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def multihead_attention(
         fail(f"{site.name}: is_causal=True needs attn_mask, as in PyTorch.")
     queries, keys, values = _projections(site, module, query, key, value)
     batch, heads = query.shape[0], module.num_heads
-    if module.bias_k is not None:
+    if module.bias_k is not None and module.bias_v is not None:
         keys = torch.cat([keys, _one_more(site, module.bias_k, batch)], 1)
         values = torch.cat([values, _one_more(site, module.bias_v, batch)], 1)
     if module.add_zero_attn:
@@ -55,7 +55,7 @@ def multihead_attention(
     mask = _merged_mask(query, keys, attn_mask, key_padding_mask, heads)
 
     queries, keys, values = (
-        part.unflatten(2, (heads, module.head_dim)).transpose(1, 2) for part in (queries, keys, values)
+        part.view(*part.shape[:2], heads, module.head_dim).transpose(1, 2) for part in (queries, keys, values)
     )
     dropout = module.dropout if module.training else 0.0
     weights = None
@@ -100,7 +100,7 @@ def _merged_mask(
     merged = None
     if attn_mask is not None:
         merged = _additive(attn_mask, query.dtype)
-        merged = merged if merged.dim() == 2 else merged.unflatten(0, (query.shape[0], heads))
+        merged = merged if merged.dim() == 2 else merged.view(query.shape[0], heads, *merged.shape[1:])
         merged = F.pad(merged, (0, keys.shape[1] - merged.shape[-1]))
     if key_padding_mask is not None:
         padding = _additive(key_padding_mask, query.dtype)
@@ -115,18 +115,18 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
 
 
-def _one_more(site: Site, parameter: nn.Parameter, batch: int) -> Tensor:
+def _one_more(site: Site, parameter: Tensor, batch: int) -> Tensor:
     """Return a raw parameter (1, 1, features) once per example."""
     return _raw(site, parameter, detached(parameter).expand(batch, 1, -1), slice(None))
 
 
-def _bias_part(site: Site, bias: nn.Parameter | None, rows: slice, inputs: Tensor) -> Tensor | float:
+def _bias_part(site: Site, bias: Tensor | None, rows: slice, inputs: Tensor) -> Tensor | float:
     if bias is None:
         return 0.0
     return _raw(site, bias, detached(bias)[rows].expand(inputs.shape[0], 1, -1), rows)
 
 
-def _raw(site: Site, parameter: nn.Parameter, value: Tensor, rows: slice) -> Tensor:
+def _raw(site: Site, parameter: Tensor, value: Tensor, rows: slice) -> Tensor:
     if not parameter.requires_grad:
         return value
     shape = parameter.shape if rows == slice(None) else value.shape[2:]

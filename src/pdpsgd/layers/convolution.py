@@ -55,7 +55,7 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
 def channels_last(images: Tensor) -> Tensor:
     """Return (examples, channels, height, width) with the channels side by side in memory."""
     images = images.contiguous(memory_format=torch.channels_last)
-    examples, channels, height, width = images.shape
+    _, channels, height, width = images.shape
     if channels == 1:  # both layouts are the same in memory; say which one is meant
         return images.as_strided(images.shape, (height * width, 1, width, 1))
     return images

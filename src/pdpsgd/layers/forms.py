@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-Gradient = Iterator[tuple[nn.Parameter, "PerExample"]]
+# A parameter, and its gradient per example. (A module's weight is a Tensor to the type checker.)
+Gradient = Iterator[tuple[Tensor, "PerExample"]]
 
 # Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
 CACHE = 1 << 19
@@ -25,7 +26,7 @@ SMALLEST_FACTOR = 1e-20
 
 
 class Workspace:
-    """Memory that is used again at every step: the system clears fresh memory first, which takes as long as using it."""
+    """Memory that is used again at every step: clearing fresh memory takes the system as long as using it takes us."""
 
     def __init__(self) -> None:
         self._memory: dict[Any, Tensor] = {}
@@ -185,13 +186,13 @@ class OuterProducts(PerExample):
         that cancelled, not of the small result. The bound is on the size of these terms, so that the norm is never
         too small.
         """
-        # The size of a position's left factor goes to the right: squares of a tiny factor must not vanish while the
-        # other factor is huge.
-        size = self.left.abs().amax(2, keepdim=True).clamp(min=SMALLEST_FACTOR)
-        left, right = self.left / size, self.right * size
-        left = torch.bmm(left, left.transpose(1, 2))
-        right = torch.bmm(right, right.transpose(1, 2))
-        gram = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
+        # The size of a position's left factor goes to the right: squares of a tiny factor, or its product with a
+        # weight, must not vanish while the other factor is huge.
+        size = self.left.abs().amax(2, keepdim=True).clamp(min=torch.finfo(self.left.dtype).tiny)
+        self.left, self.right = self.left / size, self.right * size
+        left = torch.bmm(self.left, self.left.transpose(1, 2))
+        right = torch.bmm(self.right, self.right.transpose(1, 2))
+        gram: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
         terms = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
         rounding = 2 * math.sqrt(max(self.matrix) + self.positions) * torch.finfo(left.dtype).eps
         return gram.clamp(min=0) + rounding * terms.square()
@@ -331,7 +332,8 @@ def shift_gradient(output_gradient: Tensor) -> WrittenOut:
 
 def row_squared_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the sum of squares of each row (all but the first dimension)."""
-    return torch.linalg.vector_norm(as_rows(rows), dim=1, dtype=dtype).square()
+    norms: Tensor = torch.linalg.vector_norm(as_rows(rows), dim=1, dtype=dtype)
+    return norms.square()
 
 
 def as_rows(tensor: Tensor) -> Tensor:

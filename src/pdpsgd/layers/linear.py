@@ -17,7 +17,7 @@ def linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
 
 
 def project(
-    site: Site, inputs: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, rows: slice = slice(None)
+    site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: slice = slice(None)
 ) -> Tensor:
     """Apply `rows` of a weight and a bias as a linear layer."""
     fixed_bias = detached(bias)

@@ -13,7 +13,7 @@ from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.layers.forms import PerExample, Workspace
 
 # From the gradient of a layer's output to each parameter's gradient per example.
-Gradients = Callable[[Tensor], Iterable[tuple[nn.Parameter, PerExample]]]
+Gradients = Callable[[Tensor], Iterable[tuple[Tensor, PerExample]]]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Site:
             self.recorder.receive(Call(self, inputs, version, gradients, gradient))
 
         if outputs.requires_grad:
-            outputs.register_hook(receive)
+            outputs.register_hook(receive)  # type: ignore[no-untyped-call]
             return outputs
         # The first layer: nothing before it needs a gradient, so autograd has to be told that this does.
         return _FirstLayer.apply(self.recorder.anchor, receive, [outputs])  # type: ignore[no-any-return, no-untyped-call]

@@ -35,5 +35,5 @@ def check_module(name: str, module: nn.Module) -> None:
         if module.max_norm is not None:
             fail(f"{place} rescales, in its forward, the rows the batch happens to use, which nothing protects. "
                  "Use max_norm=None.")  # fmt: skip
-    if nn.parameter.is_lazy(next(module.parameters(recurse=False), None)):
+    if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):
         fail(f"{place} has no shape yet. Run one batch through the model before making it private.")

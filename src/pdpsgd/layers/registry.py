@@ -47,7 +47,7 @@ def rule_of(module: nn.Module) -> Rule | None:
     for kind in type(module).__mro__:
         rule = RULES.get(kind)
         if rule is not None:
-            same_forward = type(module).forward is kind.forward
+            same_forward = type(module).forward is getattr(kind, "forward", None)
             own = {name for name, parameter in module.named_parameters() if parameter is not None}
             return rule if same_forward and own <= set(rule.parameters) else None
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
         site = Site(recorder, name or type(module).__name__)
         watched.append(Watched(module, recorder, _by_rule(site, module, rule)))
     inside_general = {child for _, module, rule in rules if rule is None for child in module.modules()}
-    for module in model.modules():
-        if type(module) is nn.Sequential and module not in inside_general:
-            watched.append(Watched(module, recorder, _by_shortcuts(module)))
+    sequences = [
+        child for child in model.modules() if type(child) is nn.Sequential and child not in inside_general
+    ]
+    watched += [Watched(child, recorder, partial(sequence, child)) for child in sequences]
     watched.append(Watched(model, recorder, _WholeModel(model, recorder)))
     return recorder, watched
 
@@ -70,6 +72,7 @@ class Watched:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module: watched in a training pass, as it is in any other."""
         return (self._forward if self._recorder.active() else self._original)(*args, **kwargs)
 
     def restore(self) -> None:
@@ -135,10 +138,6 @@ def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., 
         return lambda *args, **kwargs: any_module(site, module, original, *args, **kwargs)
     apply = rule.apply
     return lambda *args, **kwargs: apply(site, module, *args, **kwargs)
-
-
-def _by_shortcuts(module: nn.Sequential) -> Callable[..., Any]:
-    return lambda inputs: sequence(tuple(module), inputs)
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
