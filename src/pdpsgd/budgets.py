@@ -38,6 +38,8 @@ class Budgets:
     epsilon: FloatArray
     delta: FloatArray
     ids: IdArray
+    named: bool
+    """Whether people have ids of their own; without, they are known by their position on this list only."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Budgets:
         if ids is not None and ids.shape != epsilons.shape:
             fail(f"Expected one id for each of the {epsilons.size} people. Got {ids.size}.")
         _check_budgets(epsilons, np.atleast_1d(deltas), place, allow_infinite=allow_infinite)
+        object.__setattr__(self, "named", ids is not None)
         if ids is None:
             ids = np.arange(epsilons.size)
         else:
@@ -82,7 +85,9 @@ class Budgets:
             "ids": ids,
         }
         for name, column in columns.items():
-            frozen = column.view()
+            # A copy of what the user holds: ids that are shuffled later must not move people to other levels.
+            frozen = column if column.strides == (0,) else column.copy()
+            frozen = frozen.view()
             frozen.flags.writeable = False
             object.__setattr__(self, name, frozen)
 

@@ -54,6 +54,7 @@ class Roster:
 
     ids: IdArray
     level: IntArray
+    named: bool = True
 
 
 def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
@@ -165,9 +166,13 @@ def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
         )
     if np.array_equal(roster.ids, budgets.ids):
         return roster.level
-    order = np.argsort(roster.ids, kind="stable")
-    place = np.minimum(np.searchsorted(roster.ids[order], budgets.ids), order.size - 1)
-    found = roster.ids[order][place] == budgets.ids
+    known, asked = roster.ids, budgets.ids
+    if known.dtype != asked.dtype and known.dtype.kind not in "US":
+        # Numbers of different widths or signs: as Python numbers they compare exactly, in numpy they become floats.
+        known, asked = known.astype(object), asked.astype(object)
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], asked), order.size - 1)
+    found = known[order][place] == asked
     return np.where(found, roster.level[order][place], -1)
 
 

@@ -209,4 +209,4 @@ def _find_function(name: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         fail(f"Expected model {name!r} to name a function in module {module_name!r}. Found none.")
-    return function  # type: ignore[no-any-return]
+    return function

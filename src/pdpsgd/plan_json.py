@@ -43,12 +43,12 @@ def plan_from_json(text: str) -> Plan:
     """The plan of a JSON text; refuses anything that is missing, of the wrong kind, or inconsistent, and says
     where."""
     try:
-        document = json.loads(text, parse_constant=_no_constant)
+        document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
     except json.JSONDecodeError as error:
         fail(f"Expected a plan as JSON. This is not JSON: {error}.")
     if not isinstance(document, dict):
         fail(f"Expected a plan as a JSON object. Got {type(document).__name__}.")
-    if document.get("version") != VERSION:
+    if document.get("version") is True or document.get("version") != VERSION:
         fail(f"Expected a plan of version {VERSION}. Got version {document.get('version')!r}.")
     _names(document)
     levels = tuple(_read_level(f"levels[{i}]", level) for i, level in enumerate(_list("levels", document)))
@@ -108,7 +108,8 @@ def _read_level(place: str, level: Any) -> Level:
         if level.get(name) is not None
     }
     history = tuple(
-        _read_exposure(f"{place}.history[{i}]", entry) for i, entry in enumerate(level.get("history", ()))
+        _read_exposure(f"{place}.history[{i}]", entry)
+        for i, entry in enumerate(_list("history", level, place) if "history" in level else ())
     )
     return Level(
         epsilon=_number(f"{place}.epsilon", level.get("epsilon")),
@@ -123,7 +124,7 @@ def _read_exposure(place: str, entry: Any) -> Exposure:
     if not isinstance(entry, list) or len(entry) != 4:
         fail(f"Expected {place} to be [participation, sample rate, noise multiplier, steps]. Got {entry!r}.")
     pi, q, sigma = (_number(place, value) for value in entry[:3])
-    if not (0 <= pi <= 1 and 0 <= q <= 1 and sigma > 0):
+    if not (0 <= pi <= 1 and 0 <= q <= 1 and 0 < sigma < math.inf):
         fail(f"Expected participation and rate in [0, 1] and noise > 0 in {place}. Got {entry!r}.")
     return Exposure(pi, q, sigma, _whole(place, entry[3]))
 
@@ -194,13 +195,26 @@ def _number(place: str, value: Any) -> float:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         fail(f"Expected {place} to be a number. Got {value!r}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        fail(
+            f"Expected {place} to be a number that fits in double precision. Got one of {len(str(value))} digits."
+        )
 
 
 def _whole(place: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         fail(f"Expected {place} to be a whole number of at least 0. Got {value!r}.")
     return value
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        fail(f"Expected each key once. Got {twice!r} twice: which of the two is meant cannot be known.")
+    return document
 
 
 def _no_constant(name: str) -> NoReturn:

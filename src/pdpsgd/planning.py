@@ -107,7 +107,7 @@ def plan(
     )
     draft = Plan(mechanism, exposed, tuple(made), by.name, bookkeeping, max_grad_norm=float(max_grad_norm))
     proven = prove(draft, by)
-    return replace(proven, roster=roster, notes=_notes(proven, levels))
+    return replace(proven, roster=roster, notes=(*_unmatched(history, budgets), *_notes(proven, levels)))
 
 
 def prove(draft: Plan, by: Accountant) -> Plan:
@@ -223,7 +223,13 @@ def _with_history(
     """Levels split by what their people were exposed to before, and who is on which."""
     index = levels.of_person
     if not earlier:
-        return levels.epsilon, levels.delta, levels.people, ((),) * len(levels), Roster(budgets.ids, index)
+        return (
+            levels.epsilon,
+            levels.delta,
+            levels.people,
+            ((),) * len(levels),
+            Roster(budgets.ids, index, budgets.named),
+        )
     columns = [index]
     for number, before in enumerate(earlier):
         if before.roster is None:
@@ -235,6 +241,11 @@ def _with_history(
             fail(
                 f"history[{number}] has {before.bookkeeping} bookkeeping: those who were not drawn were not told apart "
                 "from those who were, so there is no sound total to start from."
+            )
+        if not (before.roster.named and budgets.named) and len(before.roster.ids) != len(budgets):
+            fail(
+                f"Expected people with ids, to match them with those of history[{number}]: without ids they are "
+                f"known by their position only, and the lists have {len(before.roster.ids):,} and {len(budgets):,} people."
             )
         columns.append(match_ids(before.roster, budgets))
         if (columns[-1] < 0).all():
@@ -251,7 +262,26 @@ def _with_history(
         for kind in kinds
     )
     of_level = kinds[:, 0]
-    return levels.epsilon[of_level], levels.delta[of_level], people, histories, Roster(budgets.ids, place)
+    return (
+        levels.epsilon[of_level],
+        levels.delta[of_level],
+        people,
+        histories,
+        Roster(budgets.ids, place, budgets.named),
+    )
+
+
+def _unmatched(earlier: Sequence[Plan], budgets: Budgets) -> list[str]:
+    """Say how many of an earlier plan's people are not on this list: a misspelt id would look the same."""
+    notes = []
+    for number, before in enumerate(earlier):
+        assert before.roster is not None
+        missing = len(before.roster.ids) - int((match_ids(before.roster, budgets) >= 0).sum())
+        if missing:
+            notes.append(
+                f"{missing:,} of the {len(before.roster.ids):,} people of history[{number}] are not on this list."
+            )
+    return notes
 
 
 def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:

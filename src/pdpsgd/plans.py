@@ -157,7 +157,7 @@ class Plan:
         """The same plan, knowing which person is on which level (needed to count it as history later)."""
         from pdpsgd.levels import Roster
 
-        return replace(self, roster=Roster(budgets.ids, self.level_of_person(budgets)))
+        return replace(self, roster=Roster(budgets.ids, self.level_of_person(budgets), budgets.named))
 
     def verify(self) -> Verification:
         """Re-derive every level's epsilon with an independent accountant; raises if any promise is broken."""

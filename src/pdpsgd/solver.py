@@ -101,7 +101,8 @@ def solve_rates(
             f"Expected batch_size of at most the {int(wanted.people.sum()):,} people who can be used. "
             f"Got {batch_size:g}."
         )
-    search = _RateSearch(wanted, tuple(segments), batch_size)
+    # At a batch of everybody any noise that is large enough will do: aim a hair below, at the smallest.
+    search = _RateSearch(wanted, tuple(segments), min(batch_size, 0.9995 * float(wanted.people.sum())))
     sigma, segments = search.noise() if noise_multiplier is None else search.steps(noise_multiplier)
     rates = np.zeros(len(demand))
     rates[usable] = search.final_rates(sigma, segments)

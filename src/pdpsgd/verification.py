@@ -298,18 +298,29 @@ def _verify_as_published(plan: Plan) -> Verification:
     """Check that each round's threshold is what a drawn person spends, and that the provable bound is stated
     in full."""
     thresholds = [r.threshold for r in plan.rounds]
+    known: dict[tuple[Exposure, float], float] = {}
     for index, r in enumerate(plan.rounds):
-        drawn = next(i for i, rate in enumerate(r.sample_rates) if rate > 0)
-        delta = plan.levels[drawn].delta
-        cost = epsilon_upper_bound((r.exposure(drawn),), delta)
-        if r.threshold is None or cost > r.threshold * (1 + AGREEMENT):
-            raise PromiseBroken(
-                f"rounds[{index}].threshold={r.threshold!r} is below what the round costs, {cost:.6g}."
-            )
+        for place, level in enumerate(plan.levels):
+            exposure = r.exposure(place)
+            if exposure.costs_nothing:
+                continue
+            key = (exposure, level.delta)
+            if key not in known:
+                known[key] = epsilon_upper_bound((exposure,), level.delta)
+            if r.threshold is None or known[key] > r.threshold * (1 + AGREEMENT):
+                raise PromiseBroken(
+                    f"rounds[{index}].threshold={r.threshold!r} is below what the round costs level {place}, "
+                    f"{known[key]:.6g}."
+                )
     bounds = []
     for index, level in enumerate(plan.levels):
         bound = as_published_bound(level.epsilon, [t for t in thresholds if t is not None])
         claim = level.provable_epsilon
+        drawn = [r.threshold or 0.0 for r in plan.rounds if not r.exposure(index).costs_nothing]
+        if level.history or (math.fsum(drawn) > bound * (1 + 1e-9) and len(plan.rounds) > 1):
+            raise PromiseBroken(
+                f"levels[{index}] is drawn more often than its budget of {level.epsilon:g} allows."
+            )
         if (
             claim is None
             or claim < bound * (1 - 1e-9)

@@ -262,6 +262,46 @@ def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
         plan(numbers, steps=10, batch_size=5, history=[published])
 
 
+def test_people_without_ids_are_matched_only_on_a_list_of_the_same_length() -> None:
+    budgets = np.array([0.2] * 100 + [2.0] * 300)
+    before = plan(Budgets(budgets), steps=10, batch_size=20)
+    assert plan(Budgets(budgets + 1), steps=10, batch_size=20, history=[before]).verify().kept
+    with pytest.raises(PdpsgdError, match="known by their position only"):
+        plan(Budgets(budgets[50:]), steps=10, batch_size=20, history=[before])
+
+
+def test_large_ids_of_another_width_are_still_the_same_people() -> None:
+    ids = 10**18 + np.arange(400)
+    before = plan(Budgets(np.full(400, 1.0), ids=ids), steps=10, batch_size=20)
+    permuted = np.random.default_rng(0).permutation(ids).astype(np.uint64)
+    with pytest.raises(PdpsgdError, match="nobody to train on"):
+        plan(Budgets(np.full(400, 1.0), ids=permuted), steps=10, batch_size=20, history=[before])
+
+
+def test_people_of_an_earlier_plan_who_are_not_on_the_list_are_counted_in_a_note() -> None:
+    before = plan(Budgets([0.5] * 40, ids=[f"p{i}" for i in range(40)]), steps=10, batch_size=5)
+    later = plan(
+        Budgets([2.0] * 40, ids=[f"p{i}" for i in range(5, 45)]), steps=10, batch_size=5, history=[before]
+    )
+    assert any("5 of the 40 people of history[0] are not on this list" in note for note in later.notes)
+
+
+def test_shuffling_the_ids_afterwards_moves_nobody() -> None:
+    ids = np.arange(100)
+    budgets = Budgets(np.repeat([0.5, 2.0], 50), ids=ids)
+    made = plan(budgets, steps=10, batch_size=10)
+    ids[:] = ids[::-1].copy()
+    assert made.roster.ids[0] == 0
+
+
+def test_a_batch_of_everybody_has_the_noise_it_needs_and_no_more() -> None:
+    everybody = plan(Budgets(np.full(100, 8.0)), steps=2, batch_size=100)
+    nearly = plan(Budgets(np.full(100, 8.0)), steps=2, batch_size=99)
+    assert everybody.rounds[0].noise_multiplier < 2 * nearly.rounds[0].noise_multiplier
+    assert everybody.rounds[0].sample_rates == (1.0,)
+    assert any("rate 1" in note for note in everybody.notes)
+
+
 def test_history_without_people_is_refused_with_the_remedy() -> None:
     people = Budgets(np.full(50, 1.0))
     read_back = Plan.from_json(plan(people, steps=10, batch_size=5).to_json())
@@ -295,6 +335,28 @@ def test_as_published_plans_say_what_the_paper_claims_and_what_is_provable(mecha
     )
     if len(made.rounds) > 1:
         assert not made.verify().kept
+
+
+def test_a_tampered_as_published_plan_is_refused() -> None:
+    import json
+
+    made = plan(
+        Budgets.exponential(500),
+        "pdp-sgd-fixed",
+        steps=50,
+        batch_size=20,
+        rounds=3,
+        bookkeeping="as-published",
+        seed=1,
+    )
+    document = json.loads(made.to_json())
+    rates = document["rounds"][0]["sample_rates"]
+    last = max(i for i, rate in enumerate(rates) if rate > 0)
+    added = document["levels"][last]["people"] * (1.0 - rates[last])
+    rates[last] = 1.0
+    document["rounds"][0]["expected_batch_size"] += added
+    with pytest.raises(PromiseBroken, match="is below what the round costs"):
+        Plan.from_json(json.dumps(document))
 
 
 def test_as_published_coins_follow_the_seed() -> None:
@@ -355,6 +417,11 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d["levels"][1].update(delta=1.0), "delta < 1"),
         (lambda d: d["levels"][1].update(people=-1), "at least 0"),
         (lambda d: d.update(version=2), "version 1. Got version 2"),
+        (lambda d: d.update(version=True), "version 1. Got version True"),
+        (lambda d: d["levels"][1].update(epsilon=10**400), "fits in double precision"),
+        (lambda d: d["levels"][1].update(history=None), "a list 'history'"),
+        (lambda d: d["levels"][1].update(history=[[1, 0.1, "inf", 5]]), "noise > 0"),
+        (lambda d: d["levels"][1].update(history=[[1, 0.1, 1.0, 50]]), "is promised epsilon=0.5"),
         (lambda d: d.update(neighbours="replace"), "neighbours='replace'"),
         (lambda d: d.update(bookkeeping="free"), "bookkeeping='free'"),
         (lambda d: d.update(accountant="mine"), "accountant='mine'"),
@@ -372,7 +439,7 @@ def test_tampered_files_are_refused_with_the_reason(small: Plan, change, message
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', '{"version": 2, "version": 1}'])
 def test_what_is_not_a_plan_is_refused(text: str) -> None:
     with pytest.raises(PdpsgdError):
         Plan.from_json(text)

@@ -24,6 +24,7 @@ FINENESS = 10
 """Grid points per standard deviation of one step's loss; the answer is too high by about 8 % / FINENESS^2."""
 SMALLEST_DELTA = 1e-10
 COARSEST_INTERVAL = 0.02
+MOST_BINS = 1 << 25
 TRUNCATED_MASS = 1e-14
 """In all steps together: counted as infinite loss, so part of delta."""
 
@@ -44,13 +45,23 @@ class PldAccountant(Accountant):
     def _epsilon(self, history: History, delta: float) -> float:
         if delta < SMALLEST_DELTA:
             return _rdp().epsilon(history, delta)
-        removing, adding = _orders(_distribution(history))
+        try:
+            removing, adding = _orders(_distribution(history))
+        except _GridTooFineError:
+            return _rdp().epsilon(history, delta)
         return max(_epsilon_at(removing, delta), _epsilon_at(adding, delta))
 
     def _delta(self, history: History, epsilon: float) -> float:
         at = np.array([epsilon])
-        delta = max(float(_delta_curve(pmf)(at)[0]) for pmf in _orders(_distribution(history)))
+        try:
+            delta = max(float(_delta_curve(pmf)(at)[0]) for pmf in _orders(_distribution(history)))
+        except _GridTooFineError:
+            return _rdp().delta(history, epsilon)
         return delta if delta >= SMALLEST_DELTA else min(SMALLEST_DELTA, _rdp().delta(history, epsilon))
+
+
+class _GridTooFineError(Exception):
+    """A grid that fits the steps has too many points for memory: practically never drawn, over very many steps."""
 
 
 def _rdp() -> Accountant:
@@ -135,6 +146,8 @@ def _self_compose(pmf: Any, steps: int) -> Any:
         bounds.append(sign * float(np.min((cumulant - math.log(TRUNCATED_MASS)) / np.abs(exponents))))
     first = max(0, math.floor(bounds[1]))
     last = min(steps * (pmf.size - 1), math.ceil(bounds[0]))
+    if last - first > MOST_BINS:
+        raise _GridTooFineError
     size = next_fast_len(last - first + 1, real=True)
     wrapped = np.bincount(np.arange(pmf.size) % size, weights=pmf._probs, minlength=size)
     composed = np.roll(irfft(rfft(wrapped) ** steps, n=size), -first % size)[: last - first + 1]
