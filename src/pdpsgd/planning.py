@@ -245,7 +245,8 @@ def _with_history(
         if not (before.roster.named and budgets.named) and len(before.roster.ids) != len(budgets):
             fail(
                 f"Expected people with ids, to match them with those of history[{number}]: without ids they are "
-                f"known by their position only, and the lists have {len(before.roster.ids):,} and {len(budgets):,} people."
+                f"known by their position only, and the lists have {len(before.roster.ids):,} and "
+                f"{len(budgets):,} people."
             )
         columns.append(match_ids(before.roster, budgets))
         if (columns[-1] < 0).all():
