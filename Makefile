@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint bench docs clean
@@ -24,13 +25,11 @@ demo: $(VENV)/.ready-demo
 
 # Everything is run, and everything that failed is seen, before it ends.
 test: $(VENV)/.ready-test
-	@failed=0; $(MAKE) --no-print-directory lint || failed=1; \
+	@failed=0; $(LINT) || failed=1; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST) || failed=1; exit $$failed
 
 lint: $(VENV)/.ready-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(LINT)
 
 bench: $(VENV)/.ready-bench
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
