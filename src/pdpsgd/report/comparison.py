@@ -126,11 +126,8 @@ def _accuracy(made: Comparison) -> list[str]:
         for o in made.outcomes
         for record in o.history
     ]
-    over_steps = parts.table(
-        ("mechanism", "step", "accuracy"),
-        [(r["series"], f"{r['step']:,}", f"{r['value']:.1%}") for r in steps],
-        caption="Accuracy on test people over the steps, mean over seeds",
-    )
+    caption = "Accuracy on test people over the steps, mean over seeds"
+    over_steps = parts.series_table(steps, series="series", value="value", form=".1%", caption=caption)
     return [
         parts.chart(
             charts.seeds_chart(seeds, PAGE),

@@ -105,6 +105,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -
     )
 
 
+def series_table(
+    rows: Iterable[Mapping[str, Any]], *, series: str, value: str, form: str, caption: str
+) -> str:
+    """Values over the steps: a row a step, a column a series."""
+    found = list(rows)
+    names = list(dict.fromkeys(row[series] for row in found))
+    by_step: dict[int, dict[str, str]] = {}
+    for row in found:
+        by_step.setdefault(row["step"], {})[row[series]] = format(row[value], form)
+    lines = [(f"{step:,}", *(cells.get(name, "") for name in names)) for step, cells in by_step.items()]
+    return table(("step", *names), lines, caption=caption)
+
+
 def folded(summary: str, inside: str) -> str:
     """Something to open."""
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"

@@ -245,10 +245,8 @@ def _used(plan: Plan) -> list[str]:
     ]
     rows = charts.spending(plan)
     if rows:
-        data = parts.table(
-            ("step", "level", "epsilon spent", "promised"),
-            [(f"{r['step']:,}", r["level"], f"{r['spent']:.4f}", f"{r['promised']:g}") for r in rows],
-            caption="Epsilon spent after some of the steps",
+        data = parts.series_table(
+            rows, series="level", value="spent", form=".4f", caption="Epsilon spent after some of the steps"
         )
         made.append(
             parts.chart(
@@ -320,10 +318,8 @@ def _accuracy(run: Run) -> list[str]:
     ]
     rows = accuracy_rows(run.history)
     if rows:
-        data = parts.table(
-            ("step", "whom", "accuracy"),
-            [(f"{r['step']:,}", r["series"], f"{r['value']:.1%}") for r in rows if r["series"] == "all"],
-            caption="Accuracy on test people over the steps",
+        data = parts.series_table(
+            rows, series="series", value="value", form=".1%", caption="Accuracy on test people over the steps"
         )
         made.append(
             parts.chart(
