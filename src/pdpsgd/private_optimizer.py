@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from pdpsgd.buffer_watch import BufferWatch
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class PrivateOptimizer(Optimizer):
         self.non_finite_gradients = 0  # sensitive: never written anywhere by default
         self._execution = execution
         self._gradients = gradients
+        self._buffers = BufferWatch(gradients.module, trainable=gradients.sums)
         self.source = source
         self.journal: Journal | None = None
         self.watch: LossWatch | None = None
@@ -98,6 +100,7 @@ class PrivateOptimizer(Optimizer):
         if self.watch is not None:
             self.watch.stop(warn=self._gradients.recorded_batch_size == chunk.size * self._views)
             self.watch = None
+        self._buffers.check(empty=chunk.size == 0)
         self._add(chunk)
         chunk.added = True
         if chunk.last:
@@ -132,6 +135,7 @@ class PrivateOptimizer(Optimizer):
     def begin(self, chunk: Chunk) -> None:
         """A batch is handed out: forget what an abandoned one left behind."""
         self._gradients.forget()
+        self._buffers.start()
         if self.watch is not None:
             self.watch.stop(warn=False)
             self.watch = None

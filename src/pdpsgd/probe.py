@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -150,17 +150,25 @@ class _Probe:
 @contextmanager
 def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     modes = [(child, child.training) for child in module.modules()]
+    held = [(child, dict(child._buffers)) for child in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
-            yield
-    finally:
-        for child, mode in modes:
-            child.training = mode
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+    with ExitStack() as stack:
+        # That the probe wrote to a buffer must not be taken for a write of the training's.
+        for buffer, _ in buffers:
+            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer))
+        try:
+            with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
+                yield
+        finally:
+            for child, mode in modes:
+                child.training = mode
+            for child, own in held:
+                child._buffers.clear()
+                child._buffers.update(own)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.resize_(value.shape).copy_(value)
 
 
 def _batch_size(inputs: Any) -> int:

@@ -1,0 +1,93 @@
+"""Refuses models that write what they saw into buffers or frozen parameters: no noise is ever added to those.
+
+A batch reaches the released model through the clipped sum with its noise, and by no other way. A buffer that
+the forward changes (a running mean, an observer's largest value, a memory of earlier batches) would be another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+
+from pdpsgd.errors import fail
+
+# What these keep follows from the weights alone.
+_ALLOWED = (_SpectralNorm,)
+
+
+class BufferWatch:
+    """Holds buffers and frozen parameters to what they were when a batch was handed out.
+
+    Guarantee: a step whose batch changed one of them, as torch counts changes, is refused before anything of it
+    is released. Writes through `.data`, which torch does not count, are found in buffers at the first batch.
+    """
+
+    def __init__(self, module: nn.Module, *, trainable: Container[nn.Parameter]) -> None:
+        self._modules = [
+            (name, child) for name, child in module.named_modules() if not isinstance(child, _ALLOWED)
+        ]
+        self._trainable = trainable
+        self._before: dict[str, tuple[Tensor, int]] = {}
+        self._values: dict[str, Tensor] | None = None
+        self._compared_values = False
+
+    def start(self) -> None:
+        """A batch is handed out: note what is there."""
+        self._before = {name: (tensor, _version(tensor)) for name, tensor in self._tensors().items()}
+        if not self._compared_values:
+            self._values = {name: tensor.detach().clone() for name, tensor in self._buffers().items()}
+
+    def check(self, *, empty: bool) -> None:
+        """Refuse the batch if anything has changed since it was handed out."""
+        now = self._tensors()
+        for name, tensor in now.items():
+            before, version = self._before.get(name, (None, -1))
+            if before is not tensor or version != _version(tensor):
+                _refuse(name)
+        for name, value in (self._values or {}).items():
+            if not _same(now[name], value):
+                _refuse(name)
+        if not empty:
+            self._values, self._compared_values = None, True
+
+    def _tensors(self) -> dict[str, Tensor]:
+        frozen = {
+            _join(place, name): parameter
+            for place, child in self._modules
+            for name, parameter in child._parameters.items()
+            if parameter is not None and parameter not in self._trainable
+        }
+        return self._buffers() | frozen
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {
+            _join(place, name): buffer
+            for place, child in self._modules
+            for name, buffer in child._buffers.items()
+            if buffer is not None
+        }
+
+
+def _refuse(name: str) -> None:
+    fail(
+        f"Expected buffers and frozen parameters to stay as they are between a batch and its step. Got a change of "
+        f"{name}: what the model keeps of the batch there would be released without noise. Put the module that "
+        "holds it into evaluation mode (module.eval()), or remove it; what does not depend on the data can be "
+        "changed after optimizer.step()."
+    )
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN stays NaN
