@@ -296,7 +296,12 @@ class PrivacyEngine:
             self.loader.inspect = None
         elif chunk is not None and chunk.size > 1:
             self._last_watch = self.optimizer.watch = LossWatch(
-                self.module, batch, chunk.size, owner=self, forget=self.gradients.forget
+                self.module,
+                batch,
+                chunk.size,
+                owner=self,
+                loss_reduction=self._loss_reduction,
+                forget=self.gradients.forget,
             )
             self._last_watch.start()
 

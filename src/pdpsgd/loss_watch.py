@@ -10,6 +10,7 @@ more.
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from pdpsgd.probe import check_examples_do_not_mix
 EXAMPLES = 4
 MOST_CALLS = 2000
 TOLERANCE = 2e-3
+_SCALING = ("div", "true_divide", "divide", "truediv", "rdiv", "rtruediv", "mul", "multiply", "rmul")
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ class LossWatch(TorchFunctionMode):
         size: int,
         *,
         owner: object,
+        loss_reduction: str = "mean",
         forget: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.owner = weakref.ref(owner)  # once the run is gone, so is the reason to watch
         self._forget = forget
         self.size = size
+        self.loss_reduction = loss_reduction
         self.done = False
         self.concluded = False  # whether there is no need to look at another batch
         self.finding: str | None = None  # why nothing could be told; None once the loss was checked
@@ -165,14 +169,38 @@ class LossWatch(TorchFunctionMode):
             self._forget()  # the watched layers heard of it, and the true backward pass is yet to come
             batch = torch.stack([_row(together, index) for index in rows])
             alone = torch.stack([_row(self._alone(index), 0) for index in rows])
-        # A loss that is divided by len(batch), a number, cannot be told from a sum; both are fine.
-        if _differ(batch * self.size, alone) and _differ(batch, alone):
+        is_mean, is_sum = not _differ(batch * self.size, alone), not _differ(batch, alone)
+        if not (is_mean or is_sum):
             fail(
                 "Examples mix in the loss of this loop: the gradient that it gives an example's outputs in a "
                 "batch is not the one it gives them alone. Every example's loss must depend on that example "
                 "only, and the batch's loss be their plain mean or sum: no class weights or ignored targets "
                 "normalised over the batch, no contrastive terms, no statistics of the batch."
             )
+        # A sum divided by len(batch), a number, is a mean that looks like a sum when it is done again alone.
+        divided = is_sum and not is_mean and self._divides_by_size()
+        found = ["mean"] if divided else ["mean"] * is_mean + ["sum"] * is_sum
+        if self.loss_reduction not in found:
+            other = found[0]
+            fail(
+                f'Expected a loss reduced over the batch as loss_reduction="{self.loss_reduction}". Got one that '
+                f"is a {other}, so that gradients would be clipped at a norm that depends on the batch's size. "
+                f'Reduce the loss by reduction="{self.loss_reduction}", or say '
+                f'make_private(..., loss_reduction="{other}").'
+            )
+
+    def _divides_by_size(self) -> bool:
+        """Whether something is divided by the batch's size, or multiplied by its inverse, as a number."""
+        for call in self._calls:
+            if getattr(call.function, "__name__", "").strip("_") in _SCALING:
+                for leaf in pytree.tree_leaves((call.args, call.kwargs)):
+                    if isinstance(leaf, Tensor) and leaf.dim() == 0 and id(leaf) not in self._known:
+                        leaf = leaf.item()
+                    if isinstance(leaf, (int, float)) and (
+                        leaf == self.size or math.isclose(leaf * self.size, 1.0, rel_tol=1e-6)
+                    ):
+                        return True
+        return False
 
     def _alone(self, index: int) -> list[Tensor]:
         """The gradients of the outputs of one example, with the loss done again for it alone."""

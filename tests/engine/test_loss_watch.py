@@ -115,3 +115,33 @@ def test_an_abandoned_first_batch_is_watched_again(private):
         loop(run, MIXING["centred"])
     run.engine.close()
     assert not watched_by(run)
+
+
+def summed(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="sum")
+
+
+MEANS = {
+    "mean": functional.cross_entropy,
+    "sum divided by its size": lambda outputs, targets: summed(outputs, targets) / len(targets),
+    "sum times its size's inverse": lambda outputs, targets: (1 / len(targets)) * summed(outputs, targets),
+}
+SUMS = {
+    "sum": summed,
+    "sum divided by a constant": lambda outputs, targets: summed(outputs, targets) / 1000,
+}
+
+
+@pytest.mark.parametrize("said", ["mean", "sum"])
+@pytest.mark.parametrize("name", [*MEANS, *SUMS])
+def test_a_loss_reduced_otherwise_than_was_said_is_refused(private, said, name):
+    run = private(loss_reduction=said)
+    truly, loss = ("mean", MEANS[name]) if name in MEANS else ("sum", SUMS[name])
+    if truly == said:
+        loop(run, loss)
+        assert run.engine.steps_left == 0
+        return
+    with pytest.raises(PdpsgdError, match=f'is a {truly}, .*say make_private.*loss_reduction="{truly}"'):
+        loop(run, loss)
+    assert run.engine.steps_taken == 0
+    run.engine.close()
