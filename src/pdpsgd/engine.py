@@ -25,7 +25,7 @@ from pdpsgd.loss_watch import LossWatch
 from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
 from pdpsgd.randomness import GUESSABLE, RandomSource
-from pdpsgd.records import match_records, records_of, to_device
+from pdpsgd.records import check_order_is_kept, match_records, records_of, to_device
 from pdpsgd.resuming import resume_run, save_run
 from pdpsgd.sampling import PoissonSampler
 
@@ -130,6 +130,8 @@ class PrivacyEngine:
 
         levels, ids = _people(plan, budgets)
         records = records_of(data_loader)
+        if any(len(set(r.clip_scales)) > 1 for r in plan.rounds):
+            check_order_is_kept(records)
         numbers = match_records(
             people=len(levels),
             records=len(records),

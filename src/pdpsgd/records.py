@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from pdpsgd.checkpoints import fingerprint_data
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pdpsgd.execution import Chunk
 
 NO_RECORD = -1
+PROBED_RECORDS = 16
 
 Batch = Any
 
@@ -98,6 +100,37 @@ def match_records(
     return _check_record_of_person(people, records, np.asarray(record_of_person))
 
 
+def check_order_is_kept(records: Records) -> None:
+    """Refuse a collate_fn that does not keep the order of its records: rows are clipped at the norm of their place.
+
+    Some records, spread over the data, are collated in three orders, and their rows must have moved along. (Rows
+    put elsewhere by place alone move along with one exchange of order or another, not with both of these.)
+
+    Guarantee: none by itself. A collate_fn that sorts by what is alike in all of these records stays unseen.
+    """
+    if not isinstance(records, DatasetRecords) or records.collate is default_collate or len(records) < 2:
+        return
+    numbers = np.unique(np.linspace(0, len(records) - 1, PROBED_RECORDS).astype(np.int64)).tolist()
+    with torch.random.fork_rng(devices=[]):
+        items = _SeededItems(records.dataset).__getitems__([0, *numbers])
+        size = len(items)
+        rows = _rows(records.collate(list(items)), size)
+        kept = bool(rows)
+        for order in ([*range(1, size), 0], [1, 0, *range(2, size)]):
+            moved = _rows(records.collate([items[place] for place in order]), size)
+            kept &= len(rows) == len(moved) and all(
+                torch.equal(one[order].nan_to_num(), other.nan_to_num())
+                for one, other in zip(rows, moved, strict=True)
+            )
+    if not kept:
+        fail(
+            "Expected a collate_fn that gives each record the row of its place in the list, whatever the others are: "
+            "the plan clips people of different levels at different norms, by their row. Got one that sorts, mixes or "
+            "randomly changes records, or gives no tensor with a row a record. Do that in the dataset's __getitem__, "
+            "or not at all."
+        )
+
+
 class TensorRecords:
     """Records that lie in tensors already: a batch is one gather per tensor."""
 
@@ -150,16 +183,17 @@ class DatasetRecords:
         if self._empty is None:
             if len(self) == 0:
                 fail("Expected at least one record, to know the shapes of a batch. Got none.")
-            self._empty = _first_none(self._collate([self.dataset[0]]))
+            self._empty = _first_none(self.collate([self.dataset[0]]))
         return self._empty
 
     @property
-    def _collate(self) -> Callable[[list[Any]], Any]:
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """What puts items together as a batch."""
         return default_collate if self.loader is None else self.loader.collate_fn
 
     def _torch_loader(self, numbers: Iterable[list[int | None]]) -> Iterable[Batch]:
         loader, items = self.loader, _SeededItems(self.dataset)
-        collate = _CollateUnlessEmpty(self._collate)
+        collate = _CollateUnlessEmpty(self.collate)
         if loader is None or loader.num_workers == 0:
             return (collate(items.__getitems__(some)) for some in numbers)
         return DataLoader(
@@ -208,6 +242,12 @@ def _seeds_and_numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterat
     for chunk in chunks:
         fetched.append(chunk)
         yield [chunk.seed, *chunk.records.tolist()]
+
+
+def _rows(batch: Any, size: int) -> list[Tensor]:
+    """The tensors of a batch that have a row for each of so many records."""
+    leaves = pytree.tree_leaves(batch)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size]
 
 
 def _fingerprint(data: Any, key: bytes) -> str:

@@ -107,6 +107,41 @@ def test_a_custom_collation_is_kept(private, helpers):
     assert run.engine.steps_left == 0
 
 
+def stacked(items):
+    return torch.stack([item["inputs"] for item in items]), torch.stack([item["targets"] for item in items])
+
+
+def by_first_feature(items):
+    return stacked(sorted(items, key=lambda item: float(item["inputs"][0])))
+
+
+def backwards(items):
+    return stacked(items[::-1])
+
+
+def mixed(items):
+    inputs, targets = stacked(items)
+    return 0.9 * inputs + 0.1 * inputs[:1], targets
+
+
+@pytest.mark.parametrize("collate", [by_first_feature, backwards, mixed])
+def test_a_collation_that_loses_whose_row_is_whose_is_refused_where_norms_differ(private, helpers, collate):
+    data = DataLoader(Rows(helpers.data(40)), collate_fn=collate)
+    unequal = helpers.plan(people=(20, 20), rates=(0.5, 0.5), clip_scales=(0.5, 1.0))
+    with pytest.raises(
+        PdpsgdError, match="Expected a collate_fn that gives each record the row of its place"
+    ):
+        private(plan=unequal, data=data)
+    private(plan=helpers.plan(people=(20, 20), rates=(0.5, 0.5)), data=data)
+
+
+def test_a_collation_that_keeps_the_order_is_accepted_where_norms_differ(private, helpers):
+    data = DataLoader(Rows(helpers.data(40)), collate_fn=stacked)
+    run = private(plan=helpers.plan(people=(20, 20), rates=(0.5, 0.5), clip_scales=(0.5, 1.0)), data=data)
+    run.train()
+    assert run.engine.steps_left == 0
+
+
 def test_a_stream_is_refused(private):
     with pytest.raises(PdpsgdError, match=r"drawn by number.*Got Stream"):
         private(data=DataLoader(Stream()))
