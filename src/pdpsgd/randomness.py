@@ -116,9 +116,13 @@ class RandomSource:
 
         Guarantee: each element gets independent Gaussian noise of this standard deviation, so that sums
         which one person's record changes by a norm of at most C are released as by a Gaussian mechanism
-        with noise multiplier `standard_deviation` / C. (Noise ends at 7.4 standard deviations on CPUs. The
-        chance of more would be 1e-13. Where float32 rounds the noised sum, it does so in the default mode
-        as anywhere else.)
+        with noise multiplier `standard_deviation` / C. (Noise of float32 ends at 7.4 standard deviations
+        on CPUs. The chance of more would be 1e-13.)
+
+        Known limit of the default mode: noise is a floating-point number of the tensor's own precision, and
+        so is the noised sum, as anywhere else. Not every number can be had in this way (float32 on CPUs: 2^24
+        angles), so somebody who guesses the exact sum of all people may be able to confirm the guess from the
+        last bits of what is released. `secure=True` mitigates that.
         """
         check_positive(standard_deviation=standard_deviation)
         for place, tensor in enumerate(tensors):
@@ -141,7 +145,13 @@ class RandomSource:
     def _add_noise_(
         self, tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
     ) -> None:
-        for block in blocks([tensor for tensor in tensors if tensor.device.type == "cpu"]):
+        import torch
+
+        here = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+        for tensor in here:
+            if tensor.dtype == torch.float64:
+                _add_fine_noise_(tensor, standard_deviation, generator)
+        for block in blocks([tensor for tensor in here if tensor.dtype != torch.float64]):
             shapes = tuple(tensor.shape for tensor in block)
             if shapes not in self._noise_blocks:
                 if len(self._noise_blocks) >= _KEPT_BLOCKS:
@@ -262,6 +272,15 @@ class _NoiseBlock:
         return self._parts
 
 
+def _add_fine_noise_(tensor: torch.Tensor, standard_deviation: float, generator: BitGenerator) -> None:
+    """Noise for float64: coarser numbers would leave the sum's last bits as they are, to be read off."""
+    from pdpsgd.secure_random import normals
+
+    for (piece,) in blocks([tensor]):
+        noise = normals(generator, piece.numel()).view(piece.shape)
+        piece.add_(noise, alpha=standard_deviation)
+
+
 def _add_noise_on_device_(
     tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
 ) -> None:
@@ -272,5 +291,6 @@ def _add_noise_on_device_(
         if tensor.device not in generators:
             generators[tensor.device] = torch.Generator(tensor.device)
             generators[tensor.device].manual_seed(int(generator.random_raw(1)[0]))
-        noise = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        noise = torch.empty(tensor.shape, dtype=precision, device=tensor.device)
         tensor.add_(noise.normal_(0.0, standard_deviation, generator=generators[tensor.device]))

@@ -75,7 +75,7 @@ def add_secure_noise_(
     grid = grid_of(standard_deviation)
     for block in blocks(tensors, size=2**14):
         sizes = [tensor.numel() for tensor in block]
-        noise = _normals(generator, sum(sizes)).mul_(standard_deviation)
+        noise = normals(generator, sum(sizes)).mul_(standard_deviation)
         for tensor, part in zip(block, torch.split(noise, sizes), strict=True):
             noised = tensor.to("cpu", torch.float64) + part.view(tensor.shape)
             tensor.copy_(noised.div_(grid).round_().mul_(grid))
@@ -93,7 +93,7 @@ def grid_of(standard_deviation: float) -> float:
     return math.ldexp(1.0, exponent - 1 - GRID_BITS)
 
 
-def _normals(generator: BitGenerator, count: int) -> torch.Tensor:
+def normals(generator: BitGenerator, count: int) -> torch.Tensor:
     """Standard normal numbers: each half the sum of four, by Box and Muller from 53-bit uniforms."""
     import torch
 

@@ -90,6 +90,14 @@ def test_noise_is_added_to_what_is_there_in_any_layout_and_precision(secure: boo
     assert stats.chi2.sf(statistic, len(everything)) > FALSE_ALARM
 
 
+def test_the_noise_of_float64_fills_its_last_bits() -> None:
+    # Noise made in float32 would leave the exact sum in the last bits. Of 1000 numbers of float64 hardly any
+    # is one of float32: each has a chance of 2^-29 or so.
+    tensor = torch.zeros(1000, dtype=torch.float64)
+    RandomSource.from_seed(0).noise_([tensor], standard_deviation=1.0, step=0)
+    assert (tensor.float().double() == tensor).sum() <= 1
+
+
 def test_noise_does_not_depend_on_memory_layout(secure: bool) -> None:
     plain = torch.zeros(8, 3, 5, 5)
     permuted = plain.clone().to(memory_format=torch.channels_last)
