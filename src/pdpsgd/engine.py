@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pdpsgd.plans import Plan
 
 AS_PUBLISHED = "as-published bookkeeping, the plan tells who was drawn: not for release"
+UNPROVEN = "nothing is proven, the plan's accountant only approximates: not for release"
 
 
 class Spent(NamedTuple):
@@ -122,6 +124,8 @@ class PrivacyEngine:
         check_optimizer(optimizer)
         _check_module(module)
         plan = _with_norm(plan, max_grad_norm)
+        if lacks_proof(plan) and accountant(plan.accountant).proves:
+            plan.verify()  # made or changed by hand: refused if it breaks a promise
         if on_fresh_model is None and any(r.fresh_model for r in plan.rounds[1:]):
             fail(
                 "Expected on_fresh_model, a function that resets the module's parameters: the plan trains a "
@@ -218,6 +222,8 @@ class PrivacyEngine:
         """
         so_far = self._running.plan.prefix(self.steps_taken)
         account = accountant(self.plan.accountant)
+        if not account.proves:
+            account = accountant("pld")
         return tuple(
             Spent(account.epsilon(so_far.history_of(index), level.delta), level.delta)
             for index, level in enumerate(self.plan.levels)
@@ -227,7 +233,8 @@ class PrivacyEngine:
         """Write a checkpoint between two steps: model, optimizer, position, key, `others` (schedulers, say).
 
         On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to
-        yourself, and call `pdpsgd.checkpoints.erase_key` when the run has ended.
+        yourself, and call `pdpsgd.checkpoints.erase_key` when the run has ended. Beside it lies the run's
+        journal (see `keep_journal`), without which it cannot be resumed.
         """
         save_run(self, path, others)
 
@@ -235,14 +242,23 @@ class PrivacyEngine:
         """Go on from a checkpoint; to be called after `make_private` with the same things as before.
 
         Refuses another plan, other people, data, model, optimizer, options or number of ranks than the
-        checkpoint was made with, a damaged file, and a run that has ended.
+        checkpoint was made with, a damaged file, a run that has ended, and one whose journal is gone. From
+        now on it stops where a repeated step meets other gradients than before.
         """
         resume_run(self, path, others)
 
     def keep_journal(self, path: str | os.PathLike[str]) -> None:
-        """Note what each step's noise meets, so that a resumed run cannot let it meet anything else."""
+        """Note what each step's noise meets, so that a resumed run cannot let it meet anything else.
+
+        The first `save` does this beside the checkpoint, and `resume` goes on with it; call it before the
+        first `save` to have the journal elsewhere.
+        """
         if self.ranks.first:
-            self.journal = self.optimizer.journal = Journal(Path(path), self.source)
+            if self.journal is not None:
+                self.journal.close(remove=False)
+            self.journal = self.optimizer.journal = Journal(
+                Path(path), self.source, max_grad_norm=self.plan.max_grad_norm
+            )
 
     def forfeit_step(self) -> None:
         """Give up the batch in hand, for a reason that does not depend on it: its step counts as taken."""
@@ -323,9 +339,21 @@ class PrivacyEngine:
 
 
 def release_note(plan: Plan, source: RandomSource) -> str | None:
-    """Why results are not for release: the plan tells who was drawn, or the randomness can be guessed."""
-    notes = [AS_PUBLISHED] * plan.sensitive + [GUESSABLE] * source.guessable
+    """Why results are not for release: the plan tells who was drawn or proves nothing, or the randomness can
+    be guessed."""
+    unproven = lacks_proof(plan) and not accountant(plan.accountant).proves
+    notes = [AS_PUBLISHED] * plan.sensitive + [UNPROVEN] * unproven + [GUESSABLE] * source.guessable
     return "; ".join(notes) or None
+
+
+def lacks_proof(plan: Plan) -> bool:
+    """Whether a sound plan promises something to people whom it draws, and does not say what it proves."""
+    return not plan.sensitive and any(
+        level.proven_epsilon is None
+        and math.isfinite(level.epsilon)
+        and not all(r.exposure(index).costs_nothing for r in plan.rounds)
+        for index, level in enumerate(plan.levels)
+    )
 
 
 def step_seed(source: RandomSource, *, purpose: str, step: int, rank: int = 0) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 def save_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
     """Write a checkpoint of the engine's run."""
     ranks, source = engine.ranks, engine.source
+    if ranks.first and engine.journal is None:
+        # Whoever resumes a run keeps its journal. So this run is new, and what lies there is another one's.
+        Path(f"{path}.journal").unlink(missing_ok=True)
+        engine.keep_journal(f"{path}.journal")
     tensors = {f"model.{name}": value for name, value in engine.module.state_dict().items()}
     packed: dict[str, Any] = {}
     for name, other in {"optimizer": engine.optimizer, **others}.items():
@@ -39,13 +44,14 @@ def save_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mappin
         "forfeited": list(engine.execution.forfeited),
         "source": {"secure": source.secure, "guessable": source.guessable, "algorithm": source.algorithm},
         "packed": packed,
+        "journal": None
+        if engine.journal is None
+        else os.path.relpath(engine.journal.path, Path(path).parent),
     }
     if ranks.world_size > 1:
         ranks.check_same(model=digest_of_module(engine.module))
     if ranks.first:
         save(path, tensors, state, source.key_bytes())
-        if engine.journal is not None:
-            engine.journal.begin_anew()
     ranks.wait()
 
 
@@ -70,6 +76,13 @@ def resume_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapp
         unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
     engine.execution.steps_done = checkpoint.state["steps_done"]
     engine.execution.forfeited = list(checkpoint.state["forfeited"])
+    journal = Path(path).parent / checkpoint.state["journal"]
+    if not engine.ranks.spread_object(journal.exists()):  # as rank 0 sees it
+        fail(
+            f"Expected the run's journal at {str(journal)!r}, to see that the same noise does not meet "
+            "different gradients. Got none. Put it back beside the checkpoint, or begin a new run."
+        )
+    engine.keep_journal(journal)
 
 
 def describe_run(engine: PrivacyEngine) -> dict[str, Any]:

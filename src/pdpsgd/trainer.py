@@ -111,7 +111,6 @@ class Trainer:
             return
         if self.engine.ranks.spread_object(folder.begun):  # as rank 0 sees it
             self.engine.resume(folder.checkpoint, training=self)
-            self.engine.keep_journal(folder.journal)
         else:
             if self.engine.ranks.first:
                 folder.journal.unlink(missing_ok=True)

@@ -26,7 +26,11 @@ from pdpsgd.plans import Level, Plan, Round
 
 
 def plan_of(people: int, *, noise: float, steps: int, rates=(0.5, 0.5), clip_scales=(1.0, 1.0)) -> Plan:
-    levels = (Level(1.0, 1e-5, people // 2), Level(8.0, 1e-5, people - people // 2))
+    # What the levels claim to prove is made up, so that the plan is not refused.
+    levels = (
+        Level(1.0, 1e-5, people // 2, proven_epsilon=1.0),
+        Level(8.0, 1e-5, people - people // 2, proven_epsilon=8.0),
+    )
     drawn = sum(level.people * rate for level, rate in zip(levels, rates, strict=True))
     return Plan("by-hand", levels, (Round(steps, noise, drawn, (1.0, 1.0), rates, clip_scales),))
 

@@ -9,6 +9,7 @@ import pytest
 
 from pdpsgd.accounting import accountant
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.verification import PromiseBroken
 
 
 def test_nothing_is_spent_before_the_first_step(private):
@@ -55,6 +56,24 @@ def test_a_plan_that_tells_who_was_drawn_is_marked(private, helpers):
     run = private(plan=plan, seed=None)
     assert "not for release" in run.engine.release_note
     assert "as-published" in run.engine.release_note
+
+
+def unproven(plan, *, epsilon):
+    return replace(plan, levels=tuple(replace(x, epsilon=epsilon, proven_epsilon=None) for x in plan.levels))
+
+
+def test_a_plan_without_proof_is_verified_and_refused_if_it_breaks_its_promise(private, helpers):
+    with pytest.raises(PromiseBroken, match="Do not train with this plan"):
+        private(plan=unproven(helpers.plan(), epsilon=1.0))
+    assert private(plan=unproven(helpers.plan(), epsilon=100.0), seed=None).engine.release_note is None
+
+
+def test_a_plan_whose_accountant_only_approximates_is_marked_and_its_spending_proven(private, helpers):
+    run = private(plan=replace(unproven(helpers.plan(), epsilon=1.0), accountant="gdp"), seed=None)
+    assert "nothing is proven" in run.engine.release_note
+    run.train()
+    truth = accountant("pld").epsilon(run.plan.history_of(0), 1e-5)
+    assert run.engine.spent()[0].epsilon == pytest.approx(truth)
 
 
 def test_no_message_tells_the_size_of_a_batch(private):

@@ -39,7 +39,8 @@ class Problem:
     def plan(self, *, steps: Any = (30,), noise: float = 1.0, fresh: bool = False) -> Plan:
         rates = (0.2, 0.4)
         expected = sum(n * q for n, q in zip(self.people, rates, strict=True))
-        levels = tuple(Level(float(i + 1), 1e-5, n) for i, n in enumerate(self.people))
+        # These plans are about what a run does: what they claim to prove is made up, so that none is refused.
+        levels = tuple(Level(i + 1.0, 1e-5, n, proven_epsilon=i + 1.0) for i, n in enumerate(self.people))
         rounds = tuple(
             Round(
                 length, noise, expected, (1.0, 1.0), rates, (1.0, 1.0), threshold=1.0 + i, fresh_model=fresh

@@ -1,0 +1,75 @@
+"""The same noise never meets different gradients, in a loop of one's own either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.journal import Journal
+from pdpsgd.randomness import RandomSource
+
+
+def take_step(run, *, label_smoothing=0.0):
+    inputs, targets = next(iter(run.loader))
+    run.optimizer.zero_grad()
+    nn.functional.cross_entropy(run.module(inputs), targets, label_smoothing=label_smoothing).backward()
+    run.optimizer.step()
+
+
+def test_another_loss_after_resuming_is_noticed_before_any_noise(private, tmp_path, flat):
+    private().engine.save(tmp_path / "checkpoint")
+    first = private()
+    first.engine.resume(tmp_path / "checkpoint")
+    take_step(first)
+    other = private()
+    other.engine.resume(tmp_path / "checkpoint")
+    with pytest.raises(PdpsgdError, match="Expected step 0 to repeat what it did"):
+        take_step(other, label_smoothing=0.5)
+    same = private()
+    same.engine.resume(tmp_path / "checkpoint")
+    take_step(same)
+    assert torch.equal(flat(same.module), flat(first.module))
+
+
+def test_saving_again_forgets_nothing_that_an_older_checkpoint_could_repeat(private, tmp_path):
+    run = private()
+    run.engine.save(tmp_path / "older")
+    take_step(run)
+    run.engine.save(tmp_path / "newer")
+    other = private()
+    other.engine.resume(tmp_path / "older")
+    with pytest.raises(PdpsgdError, match="Expected step 0 to repeat what it did"):
+        take_step(other, label_smoothing=0.5)
+
+
+def test_a_run_is_not_resumed_without_its_journal(private, tmp_path):
+    private().engine.save(tmp_path / "checkpoint")
+    Path(f"{tmp_path / 'checkpoint'}.journal").unlink()
+    with pytest.raises(PdpsgdError, match="Expected the run's journal"):
+        private().engine.resume(tmp_path / "checkpoint")
+
+
+def test_a_new_run_does_not_go_on_with_another_ones_journal(private, tmp_path):
+    for seed in (1, 2):
+        run = private(seed=seed)
+        run.engine.save(tmp_path / "checkpoint")
+        take_step(run)
+
+
+def test_one_persons_change_is_noticed_in_the_sum_of_thousands(tmp_path):
+    # A change by a tenth of the clipping norm goes unnoticed with a chance of (0.008)^4 = 4e-9.
+    source = RandomSource.from_seed(3)
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(500, generator=generator)
+    total *= 5000 / total.norm()
+    one = torch.randn(500, generator=generator)
+    one *= 0.1 / one.norm()
+    Journal(tmp_path / "journal", source, max_grad_norm=1.0).meet(0, [total])
+    later = Journal(tmp_path / "journal", source, max_grad_norm=1.0)
+    later.meet(0, [total])
+    with pytest.raises(PdpsgdError, match="Expected step 0 to repeat"):
+        later.meet(0, [total + one])
