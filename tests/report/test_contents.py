@@ -93,7 +93,7 @@ def test_a_plan_that_breaks_its_promise_is_called_out(run_folder: Path) -> None:
     assert "The promise is proven" not in page
 
 
-def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path) -> None:
+def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path, tmp_path: Path) -> None:
     published = plan(
         Budgets([0.5] * 100 + [1.0] * 100),
         "pdp-sgd-fixed",
@@ -104,6 +104,11 @@ def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path) 
     )
     page = words(run_page(replace(read_run(run_folder), plan=published)))
     assert "No promise is kept here." in page
+
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    (folder / "plan.json").write_text(published.to_json())
+    assert write_run_report(folder).name == "SENSITIVE-do-not-publish-report.html"
 
 
 def test_infinite_budgets_and_people_who_are_never_used_fit_on_the_page(run_folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -85,8 +84,6 @@ def _assemble() -> None:
     """Each command's file has either a group `app` of several commands, or one function of the command's
     name."""
     for name in COMMANDS:
-        if find_spec(f"pdpsgd.cli.{name}") is None:
-            continue
         module = import_module(f"pdpsgd.cli.{name}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)

@@ -42,11 +42,16 @@ class Run:
 
 
 def write_run_report(folder: str | Path, output: str | Path | None = None) -> Path:
-    """Write the page of a run, by default into its folder, and say where it is."""
-    from pdpsgd.run_folder import write_atomically
+    """Write the page of a run, by default into its folder, and say where it is.
 
-    path = Path(folder) / "report.html" if output is None else Path(output)
-    text = run_page(read_run(folder))
+    The page of a plan that tells who was drawn (as-published bookkeeping) gets a name that says so.
+    """
+    from pdpsgd.run_folder import SENSITIVE, write_atomically
+
+    run = read_run(folder)
+    name = f"{SENSITIVE}-report.html" if run.plan.sensitive else "report.html"
+    path = Path(folder) / name if output is None else Path(output)
+    text = run_page(run)
     if not path.parent.is_dir():
         fail(f"Expected a folder that is there, to write {str(path)!r} into. Got {str(path.parent)!r}.")
     write_atomically(path, text)
