@@ -30,8 +30,7 @@ search: two or three learning rates on 5,000 held-out training people, one seed.
 searched: both systems use one recipe. The number of steps was settled while looking at validation
 accuracies of `pdp-sgd-exact` on MNIST; all trials, also those outside the final grid, are on the search
 page. A validation accuracy from 5,000 people is uncertain by about 0.5 points, which is more than some of
-the choices turn on: on Fashion-MNIST uniform DP-SGD was ahead on the validation people and behind on the
-test people.
+the choices turn on; compare the search page.
 
 {headline}
 
