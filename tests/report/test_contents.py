@@ -153,3 +153,22 @@ def test_the_interval_of_a_share_holds_the_share_and_stays_between_0_and_1() -> 
     for right, people in ((0.0, 5), (1.0, 5), (0.5, 100), (0.93, 360)):
         low, high = interval(right, people)
         assert 0 <= low <= right <= high <= 1
+
+
+def test_an_audit_in_the_run_folder_is_shown_beside_what_is_proven() -> None:
+    from pdpsgd.report.audit import audit_parts
+
+    audit = {
+        "passed": True,
+        "alarms": [],
+        "confidence": 0.95,
+        "rows": [
+            {"tier": "1", "promised": 1.0, "proven": 0.998, "measured": 0.21, "attack": "dirac canaries"},
+            {"tier": "2", "promised": 2.0, "proven": None, "measured": 0.0, "attack": None},
+        ],
+    }
+    text = "".join(audit_parts(audit))
+    for expected in ("No alarm went off", "0.998", "0.21", "dirac canaries", "lower bound"):
+        assert expected in text
+    alarmed = "".join(audit_parts({**audit, "passed": False, "alarms": ["Noise is too small."]}))
+    assert "An alarm went off: Noise is too small." in alarmed

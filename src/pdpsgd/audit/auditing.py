@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -338,10 +339,14 @@ def _told(steps: Iterator[Observation], stage: str, total: int, tell: Progress) 
 
 
 def _quiet_prefix(plan: Plan) -> Plan:
-    """The plan's first steps with a tenth of the noise: the same code, rates and norms, seen more clearly."""
+    """The plan's first steps with a tenth of the noise: the same code, rates and norms, seen more clearly.
+
+    A rehearsal that promises nothing, and says so: no protection for anybody who is drawn.
+    """
     prefix = plan.prefix(CONFORMANCE_STEPS)
     rounds = (replace(r, noise_multiplier=LITTLE_NOISE * r.noise_multiplier) for r in prefix.rounds)
-    return replace(prefix, rounds=tuple(rounds))
+    levels = (replace(x, epsilon=math.inf) if x.epsilon > 0 and x.delta > 0 else x for x in prefix.levels)
+    return replace(prefix, rounds=tuple(rounds), levels=tuple(levels))
 
 
 def _seed(generator: np.random.Generator) -> int:

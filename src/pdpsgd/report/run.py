@@ -17,6 +17,7 @@ from pdpsgd import charts
 from pdpsgd.charts import PAGE
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.report import parts
+from pdpsgd.report.audit import audit_parts
 
 if TYPE_CHECKING:
     from pdpsgd.plans import Plan
@@ -34,6 +35,7 @@ class Run:
     settings: Mapping[str, Any]
     result: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]]
+    audit: Mapping[str, Any] | None = None
 
     @property
     def evaluation(self) -> Mapping[str, Any]:
@@ -77,9 +79,10 @@ def read_run(folder: str | Path) -> Run:
         )
         lines = (root / "history.jsonl").read_text().splitlines() if (root / "history.jsonl").exists() else []
         history = [json.loads(line) for line in lines]
+        audit = json.loads((root / "audit.json").read_text()) if (root / "audit.json").exists() else None
     except (OSError, json.JSONDecodeError, PdpsgdError) as error:
         fail(f"Expected the files of a run in {str(root)!r}. {error}")
-    return Run(root.resolve().name, plan, settings, result, history)
+    return Run(root.resolve().name, plan, settings, result, history, audit)
 
 
 def run_page(run: Run) -> str:
@@ -99,6 +102,8 @@ def run_page(run: Run) -> str:
         parts.Section("Settings", "Settings", *_settings(run)),
         parts.Section("Check it", "How to check this yourself", *_verify(run.plan, check)),
     ]
+    if run.audit is not None:
+        sections.insert(6, parts.Section("Audit", "What attacks could measure", *audit_parts(run.audit)))
     return parts.page(
         title=f"Privacy report: {name}", kind="Training run", verdict=_verdict(run, check), sections=sections
     )
