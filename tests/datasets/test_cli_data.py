@@ -34,7 +34,7 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(small, tmp_path: Pat
 
 def test_the_list_for_scripts_is_json(small, tmp_path: Path) -> None:
     small("mnist").write(tmp_path / "mnist")
-    rows = {row["name"]: row for row in json.loads(run("list", "--json", "--data-folder", tmp_path))}
+    rows = {row["name"]: row for row in json.loads(run("list", "--json", "-", "--data-folder", tmp_path))}
     assert list(rows) == ["digits", "mnist", "fashion-mnist", "svhn"]
     assert rows["mnist"]["found"] == str(tmp_path / "mnist")
     assert rows["svhn"]["found"] is None
@@ -52,7 +52,7 @@ def published(server, small, monkeypatch):
 def test_getting_downloads_once_and_says_where(published, tmp_path: Path) -> None:
     assert f"mnist is in {tmp_path / 'mnist'}" in run("get", "mnist", "--data-folder", tmp_path)
     assert len(published.requests) == 4
-    assert json.loads(run("get", "mnist", "--json", "--data-folder", tmp_path))["folder"] == str(
+    assert json.loads(run("get", "mnist", "--json", "-", "--data-folder", tmp_path))["folder"] == str(
         tmp_path / "mnist"
     )
     assert len(published.requests) == 4
@@ -73,7 +73,7 @@ def test_a_check_of_intact_files_ends_well(small, tmp_path: Path) -> None:
 def test_a_check_of_damaged_files_ends_with_code_1_and_names_the_file(small, tmp_path: Path) -> None:
     folder = small("mnist").write(tmp_path / "mnist")
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
-    result = CliRunner().invoke(app, ["check", "--json", "--data-folder", str(tmp_path)])
+    result = CliRunner().invoke(app, ["check", "--json", "-", "--data-folder", str(tmp_path)])
     assert result.exit_code == 1
     (entry,) = json.loads(result.output)
     assert "t10k-labels-idx1-ubyte.gz cannot be used" in entry["problem"]

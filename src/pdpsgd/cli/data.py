@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pdpsgd.cli.shared import JsonFile, Screen
 from pdpsgd.errors import PdpsgdError, fail
 
 app = typer.Typer(
@@ -26,23 +27,22 @@ DataFolder = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @app.command("list")
-def list_(data_folder: DataFolder = None, as_json: AsJson = False) -> None:
+def list_(data_folder: DataFolder = None, json_file: JsonFile = None) -> None:
     """List the benchmarks, and where each of them is on this machine.
 
     \b
     Examples:
       pdpsgd data list
-      pdpsgd data list --json
+      pdpsgd data list --json -
     """
     from pdpsgd.datasets.catalogue import CATALOGUE
 
     rows = [_entry(name, data_folder) for name in CATALOGUE]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+    if json_file is not None:
+        Screen(quiet=False, json_file=json_file).write_json(json.dumps(rows, indent=1))
         return
     from rich.console import Console
     from rich.markup import escape
@@ -59,7 +59,7 @@ def list_(data_folder: DataFolder = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def get(name: Name, data_folder: DataFolder = None, as_json: AsJson = False) -> None:
+def get(name: Name, data_folder: DataFolder = None, json_file: JsonFile = None) -> None:
     """Download a benchmark, unless it is here already, and check it.
 
     A transfer that was interrupted continues where it stopped; a file gets its name only when it is
@@ -78,8 +78,9 @@ def get(name: Name, data_folder: DataFolder = None, as_json: AsJson = False) -> 
     place = None if entry.built_in else find(entry, data_folder)
     if place is None or _problem(name, place)[0]:
         place = get_files(name, folder=data_folder)
-    if as_json:
-        typer.echo(json.dumps({"name": name, "folder": str(place)}))
+    if json_file is not None:
+        found = json.dumps({"name": name, "folder": str(place)})
+        Screen(quiet=False, json_file=json_file).write_json(found)
     else:
         typer.echo(f"{name} is in {place} (terms: {entry.terms})")
 
@@ -90,7 +91,7 @@ def check(
         str | None, typer.Argument(help="Which one; all that are here if left out.", show_default=False)
     ] = None,
     data_folder: DataFolder = None,
-    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Check the files of a benchmark, or of all that are here, against what was published.
 
@@ -99,7 +100,7 @@ def check(
     \b
     Examples:
       pdpsgd data check
-      pdpsgd data check fashion-mnist --json
+      pdpsgd data check fashion-mnist --json checked.json
     """
     from pdpsgd.datasets.catalogue import CATALOGUE, benchmark
     from pdpsgd.datasets.folders import find
@@ -115,8 +116,8 @@ def check(
             if not found:
                 fail(f"Expected the files of {wanted!r} on this machine. Found none: {_way_to(wanted)}.")
             results.append({"name": wanted, "folder": found, "problem": None, "notes": []})
-    if as_json:
-        typer.echo(json.dumps(results, indent=1))
+    if json_file is not None:
+        Screen(quiet=False, json_file=json_file).write_json(json.dumps(results, indent=1))
     else:
         _print_checks(results)
     if any(result["problem"] for result in results):
