@@ -69,7 +69,13 @@ def kernel_gradient(
     positions = output_gradient[0, 0].numel() if output_gradient.shape[0] else 0
     if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], weight[0].numel()):
         patches = _patches(module, _padded(module, inputs), output_gradient.shape[2:])
-        return OuterProducts(output_gradient.flatten(2).transpose(1, 2), patches, weight.shape, workspace)
+        channels = weight.shape[1]
+
+        def arrange(values: Tensor) -> Tensor:
+            return values.unflatten(2, (-1, channels)).transpose(2, 3).reshape(-1, *weight.shape)  # type: ignore[no-untyped-call]
+
+        left = output_gradient.flatten(2).transpose(1, 2)
+        return OuterProducts(left, patches, weight.shape, workspace, arrange)
     return Kernels(module, inputs, output_gradient, workspace)
 
 
@@ -216,16 +222,16 @@ def _padded(module: Convolution, inputs: Tensor) -> Tensor:
 
 
 def _patches(module: Convolution, padded: Tensor, out: torch.Size) -> Tensor:
-    """Return (examples, positions, channels * kernel)."""
+    """Return (examples, positions, kernel * channels)."""
     examples, channels, *_ = padded.shape
     batch_stride, channel_stride, *spatial = padded.stride()
     view = padded.as_strided(
-        (examples, *out, channels, *module.kernel_size),
+        (examples, *out, *module.kernel_size, channels),
         (
             batch_stride,
             *(step * size for step, size in zip(module.stride, spatial, strict=True)),
-            channel_stride,
             *(step * size for step, size in zip(module.dilation, spatial, strict=True)),
+            channel_stride,
         ),
         padded.storage_offset(),
     )

@@ -123,14 +123,21 @@ class OuterProducts(PerExample):
     """Sums over positions of outer products left (x) right: (examples, positions, out), (examples, positions, in)."""
 
     def __init__(
-        self, left: Tensor, right: Tensor, shape: torch.Size | None = None, workspace: Workspace | None = None
+        self,
+        left: Tensor,
+        right: Tensor,
+        shape: torch.Size | None = None,
+        workspace: Workspace | None = None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view."""
         self.left = accurate(left)
         self.right = accurate(right)
         self.batch_size, self.positions, rows = left.shape
         self.matrix = (rows, right.shape[2])
         self.shape = shape or torch.Size(self.matrix)
         self.workspace = workspace or Workspace()
+        self.arrange = arrange
         self._by_gram = self.positions > 1 and gram_is_cheaper(self.positions, *self.matrix)
         self._kept: Tensor | None = None  # all of them written out, if there is room
 
@@ -148,24 +155,28 @@ class OuterProducts(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """One matrix product over all examples and positions, or the numbers the norms were taken of."""
         if self.positions == 1 or self._by_gram:
-            left = (self.left * weights[:, None, None]).flatten(0, 1)
-            total.view(self.matrix).addmm_(left.t(), self.right.flatten(0, 1))
-        elif self._kept is not None:
-            total.view(-1).addmv_(self._kept.flatten(1).t(), weights)
+            left, right = (self.left * weights[:, None, None]).flatten(0, 1), self.right.flatten(0, 1)
+            if self.arrange is None:
+                total.view(self.matrix).addmm_(left.t(), right)
+            else:
+                total += self.arrange((left.t() @ right)[None])[0]
         else:
-            for first, last, values in self._chunks():
-                total.view(-1).addmv_(values.flatten(1).t(), weights[first:last])
+            whole = [] if self._kept is None else [(0, self.batch_size, self._kept)]
+            for first, last, values in whole or self._chunks():
+                summed = weights[first:last] @ values.flatten(1)
+                total += self._in_shape(summed.view(1, *self.matrix))[0]
 
     def written_out(self, first: int, last: int) -> Tensor:
         """One small matrix product per example."""
-        values = torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last])
-        return values.view(last - first, *self.shape)
+        return self._in_shape(torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last]))
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite both factors, in copies."""
-        return OuterProducts(
-            zero_rows(self.left, examples), zero_rows(self.right, examples), self.shape, self.workspace
-        )
+        left, right = zero_rows(self.left, examples), zero_rows(self.right, examples)
+        return OuterProducts(left, right, self.shape, self.workspace, self.arrange)
+
+    def _in_shape(self, values: Tensor) -> Tensor:
+        return values.view(-1, *self.shape) if self.arrange is None else self.arrange(values)
 
     def _chunks(self) -> Iterator[tuple[int, int, Tensor]]:
         for first, last in self.in_chunks():
@@ -303,6 +314,7 @@ def summed(parts: list[PerExample]) -> PerExample:
             torch.cat([part.right for part in products], 1),
             products[0].shape,
             products[0].workspace,
+            products[0].arrange,
         )
     return Sum(parts)
 

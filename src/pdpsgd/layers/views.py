@@ -14,7 +14,7 @@ def over_views(gradient: PerExample, views: int) -> PerExample:
         # Positions of different views are positions of one example.
         left = gradient.left.reshape(-1, views * gradient.positions, gradient.left.shape[2])
         right = gradient.right.reshape(-1, views * gradient.positions, gradient.right.shape[2])
-        return OuterProducts(left, right, gradient.shape)
+        return OuterProducts(left, right, gradient.shape, gradient.workspace, gradient.arrange)
     if isinstance(gradient, WrittenOut):
         rows = gradient.written_out(0, gradient.batch_size)
         return WrittenOut(rows.reshape(-1, views, *gradient.shape).sum(1), gradient.shape)
