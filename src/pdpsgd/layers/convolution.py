@@ -72,7 +72,8 @@ def kernel_gradient(
         channels = weight.shape[1]
 
         def arrange(values: Tensor) -> Tensor:
-            return values.unflatten(2, (-1, channels)).transpose(2, 3).reshape(-1, *weight.shape)  # type: ignore[no-untyped-call]
+            by_place = values.view(*values.shape[:2], -1, channels)
+            return by_place.transpose(2, 3).reshape(-1, *weight.shape)
 
         left = output_gradient.flatten(2).transpose(1, 2)
         return OuterProducts(left, patches, weight.shape, workspace, arrange)

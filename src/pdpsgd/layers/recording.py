@@ -111,7 +111,8 @@ class Site:
             outputs.register_hook(receive)  # type: ignore[no-untyped-call]
             return outputs
         # The first layer: nothing before it needs a gradient, so autograd has to be told that this does.
-        return _FirstLayer.apply(self.recorder.anchor, receive, [outputs])  # type: ignore[no-untyped-call]
+        first: Tensor = _FirstLayer.apply(self.recorder.anchor, receive, [outputs])  # type: ignore[no-untyped-call]
+        return first
 
 
 class _FirstLayer(torch.autograd.Function):
