@@ -51,7 +51,7 @@ def plan_as_published(
 
     Each round: threshold on what the drawn have left, participation (e^left - 1)/(e^tau - 1), a rate of batch
     size over the expected number of participants, and noise (or, given the noise, steps) such that the round
-    alone costs tau.
+    alone costs tau. Given the noise, the rounds end where what is left does not pay for a single step at it.
     """
     from pdpsgd.planning import threshold_loss
 
@@ -75,10 +75,20 @@ def plan_as_published(
         tau = best_threshold(values, people, chosen)
         chance = np.where(left > NOTHING_LEFT, participation_for(left, tau), 0.0)
         rate = min(1.0, batch_size / float(chance.sum()))
-        count, sigma = _cost_tau(tau, delta, rate, count, noise_multiplier, by)
+        if noise_multiplier is None:
+            sigma = smallest_noise_multiplier(tau, delta, sample_rate=rate, steps=count, accounting=by)
+        else:
+            count, sigma = _most_steps(tau, delta, rate, noise_multiplier, by), noise_multiplier
+            if not count:
+                break
         drawn.append(coins.random(left.size) < chance)
         made.append((count, sigma, rate, tau))
         left = np.where(drawn[-1], np.maximum(left - tau, 0.0), left)
+    if not made:
+        fail(
+            f"Expected a noise_multiplier at which the budgets pay for a step. Got {noise_multiplier}: one step of "
+            f"{batch_size:g} people costs more than the first round's {tau:.3g}. Take more noise or smaller batches."
+        )
     return _assemble(
         budgets,
         mechanism,
@@ -93,27 +103,19 @@ def plan_as_published(
     )
 
 
-def _cost_tau(
-    tau: float, delta: float, rate: float, steps: int, noise_multiplier: float | None, by: Accountant
-) -> tuple[int, float]:
-    """Steps and noise of a round that costs at most tau: noise for the steps, or, given the noise, as many
-    steps as fit."""
-    if noise_multiplier is None:
-        return steps, smallest_noise_multiplier(tau, delta, sample_rate=rate, steps=steps, accounting=by)
+def _most_steps(tau: float, delta: float, rate: float, noise_multiplier: float, by: Accountant) -> int:
+    """As many steps at this noise as a round that costs at most tau has; perhaps none."""
 
     def fits(count: int) -> bool:
         return by.epsilon((Exposure(1.0, rate, noise_multiplier, count),), delta) <= tau
 
-    if not fits(1):
-        # What is left is too little even for one step at this noise: one step at the noise that fits.
-        return 1, smallest_noise_multiplier(tau, delta, sample_rate=rate, steps=1, accounting=by)
-    low, high = 1, 2
+    low, high = 0, 1
     while fits(high) and high < MOST_STEPS:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low, noise_multiplier
+    return low
 
 
 def _assemble(
