@@ -95,9 +95,10 @@ def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         F.cross_entropy(model(inputs), targets).backward()
         watched.zero_sums()
         watched.clipped_sum(clip_norms)
+        for total in watched.flat_sums:
+            total.add_(torch.randn_like(total)).div_(len(inputs))
         for parameter, total in watched.sums.items():
-            total += torch.randn_like(total)
-            parameter.grad = total.div_(len(inputs))
+            parameter.grad = total
         optimizer.step()
 
     return step
@@ -106,11 +107,12 @@ def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 def engine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     import pdpsgd
 
-    people = 2 * len(inputs)  # few, because they are in memory
+    people = 2 * len(inputs) if len(inputs) > 500 else 100 * len(inputs)  # not too many: they are in memory
     plan = pdpsgd.plan(
         pdpsgd.Budgets([8.0] * people), steps=100_000, batch_size=len(inputs), accountant="rdp"
     )
-    data = (inputs.repeat(2, *[1] * (inputs.dim() - 1)), targets.repeat(2))
+    copies = people // len(inputs)
+    data = (inputs.repeat(copies, *[1] * (inputs.dim() - 1)), targets.repeat(copies))
     private, optimizer, loader = pdpsgd.PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),

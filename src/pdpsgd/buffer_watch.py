@@ -6,7 +6,7 @@ the forward changes (a running mean, an observer's largest value, a memory of ea
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
@@ -24,11 +24,11 @@ class BufferWatch:
     is released. Writes through `.data`, which torch does not count, are found in buffers at the first batch.
     """
 
-    def __init__(self, module: nn.Module, *, trainable: Container[nn.Parameter]) -> None:
+    def __init__(self, module: nn.Module, *, trainable: Iterable[nn.Parameter]) -> None:
         self._modules = [
             (name, child) for name, child in module.named_modules() if not isinstance(child, _ALLOWED)
         ]
-        self._trainable = trainable
+        self._trainable = frozenset(map(id, trainable))  # a tensor's own hash is slow
         self._before: dict[str, tuple[Tensor, int]] = {}
         self._values: dict[str, Tensor] | None = None
         self._compared_values = False
@@ -57,7 +57,7 @@ class BufferWatch:
             _join(place, name): parameter
             for place, child in self._modules
             for name, parameter in child._parameters.items()
-            if parameter is not None and parameter not in self._trainable
+            if parameter is not None and id(parameter) not in self._trainable
         }
         return self._buffers() | frozen
 

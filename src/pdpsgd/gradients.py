@@ -44,11 +44,9 @@ class ClippedGradients:
             )
         self.module = module
         self._recorder, self._watched = watch(module)
-        self.sums: dict[nn.Parameter, Tensor] = {
-            parameter: torch.zeros(parameter.shape, dtype=_accurate_dtype(parameter), device=parameter.device)
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        }
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.sums: dict[nn.Parameter, Tensor] = dict.fromkeys(trained, torch.empty(0))
+        self.flat_sums = [_flat_sums(trained, kind, self.sums) for kind in dict.fromkeys(map(_kind, trained))]
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._astray: list[nn.Parameter] = []
@@ -101,7 +99,8 @@ class ClippedGradients:
 
     def zero_sums(self) -> None:
         """Start a new step."""
-        torch._foreach_zero_(list(self.sums.values()))
+        for flat in self.flat_sums:
+            flat.zero_()
 
     def forget(self) -> None:
         """Drop a backward pass that was recorded and not collected."""
@@ -186,7 +185,7 @@ class ClippedGradients:
                     "share, such as positions, needs a first dimension of 1 (positions[None]), or one row per example."
                 )
             if size:
-                for parameter, gradient in call.gradients(call.output_gradient.detach()):
+                for parameter, gradient in call.gradients(call.output_gradient):
                     uses.setdefault(cast(nn.Parameter, parameter), []).append(gradient)
         return {parameter: summed(parts) for parameter, parts in uses.items()}
 
@@ -229,5 +228,18 @@ def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:
     return torch.hardshrink(weights.nan_to_num_(nan=0.0), SMALLEST_WEIGHT)
 
 
-def _accurate_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Where, and how accurately, a parameter's sum is kept."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32, parameter.device
+
+
+def _flat_sums(
+    parameters: list[nn.Parameter], kind: tuple[torch.dtype, torch.device], sums: dict[nn.Parameter, Tensor]
+) -> Tensor:
+    """Lay the sums of all parameters of a kind side by side, so that a step handles them as one."""
+    dtype, device = kind
+    alike = [parameter for parameter in parameters if _kind(parameter) == kind]
+    flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
+    parts = torch.split(flat, [parameter.numel() for parameter in alike])
+    sums.update((parameter, part.view(parameter.shape)) for parameter, part in zip(alike, parts, strict=True))
+    return flat

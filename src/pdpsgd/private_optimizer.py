@@ -161,7 +161,7 @@ class PrivateOptimizer(Optimizer):
                 "fewer examples. Batches must go through the model whole and once: do not cut, filter, "
                 "repeat or extend them."
             )
-        norms = chunk.clip_norms.to(next(iter(self._gradients.sums.values())).device)
+        norms = chunk.clip_norms.to(self._gradients.flat_sums[0].device)
         self.non_finite_gradients += self._gradients.clipped_sum(
             norms, loss_reduction=self._loss_reduction, views=self._views
         )
@@ -169,8 +169,7 @@ class PrivateOptimizer(Optimizer):
     def _release(self, step: int) -> None:
         self._check_parameters()
         planned = self._execution.round_of(step)
-        parameters = list(self._gradients.sums)
-        sums = [self._gradients.sums[parameter] for parameter in parameters]
+        sums = self._gradients.flat_sums
         self._ranks.gather_sums(sums)
         if self._ranks.first:
             if self.journal is not None:
@@ -179,8 +178,9 @@ class PrivateOptimizer(Optimizer):
             self.source.noise_(sums, standard_deviation=deviation, step=step)
         self._ranks.spread(sums)
         # The public divisor: never the drawn size, never the number of records.
-        torch._foreach_div_(sums, planned.expected_batch_size)
-        for parameter, total in zip(parameters, sums, strict=True):
+        for total in sums:
+            total.div_(planned.expected_batch_size)
+        for parameter, total in self._gradients.sums.items():
             parameter.grad = total if total.dtype == parameter.dtype else total.to(parameter.dtype)
 
     def _check_parameters(self) -> None:

@@ -66,8 +66,8 @@ def kernel_gradient(
 ) -> PerExample:
     """Return the kernel's gradient per example, in the form that is cheaper for its size."""
     weight = module.weight
-    positions = output_gradient[0, 0].numel() if output_gradient.shape[0] else 0
-    if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], weight[0].numel()):
+    positions, columns = math.prod(output_gradient.shape[2:]), math.prod(weight.shape[1:])
+    if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], columns):
         patches = _patches(module, _padded(module, inputs), output_gradient.shape[2:])
         channels = weight.shape[1]
 
@@ -140,7 +140,7 @@ class Kernels(PerExample):
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose unfolded inputs fit into the cache."""
-        unfolded = self._inputs[0].numel() // self._inputs.shape[-1] * self._out[-1] * self._kernel[-1]
+        unfolded = math.prod(self._inputs.shape[1:-1]) * self._out[-1] * self._kernel[-1]
         most = max(1, CACHE // max(1, unfolded, 0 if self._kept is not None else self.shape.numel()))
         step = -(-self.batch_size // -(-self.batch_size // most))  # pieces of about the same size
         return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))

@@ -29,7 +29,9 @@ def sequence(container: nn.Sequential, inputs: Any) -> Any:
     while index < len(modules):
         module = modules[index]
         following = modules[index + 1] if index + 1 < len(modules) else None
-        activate = _MONOTONE.get(type(module)) if _untouched(module) else None
+        activate = _MONOTONE.get(type(module))
+        if activate is not None and not _untouched(module):
+            activate = None
         if activate is not None and _is_plain_pooling(following):
             inputs, previous = following(inputs), following  # type: ignore[misc]
             index += 1
@@ -49,10 +51,9 @@ def _untouched(module: nn.Module | None) -> bool:
     """Whether the module has no hooks, which might look at what it is given or gives."""
     if module is None:
         return False
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )
-    return not any(hooks)
