@@ -1,23 +1,40 @@
 """Named recipes: what did best in the search for each benchmark, for budgets around epsilon 0.5 to 1.
 
-What they reach is on record in docs/results (`search.md`, `table-1.md`, `features.md`). They were found with
+What they reach is on record in docs/results (`search.md`, `long.md`, `features.md`). They were found with
 the data of those benchmarks; on other data they are a start, not a promise.
 
+    made = pdpsgd.presets.preset("mnist")
+    data = made.prepare(pdpsgd.datasets.load("mnist"))
+    pdpsgd.fit(made.make_model(data), (data.train_inputs, data.train_targets), budgets, preset="mnist")
+
 >>> preset("mnist").fit_options()["batch_size"]
-1024
+2048
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.errors import check_one_of, fail
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from pdpsgd.datasets import Dataset
+    from pdpsgd.own_data import PeopleData
+    from pdpsgd.plans import Plan
+
+DEFAULTS: dict[str, Any] = {
+    "steps": None,
+    "batch_size": 1024,
+    "max_grad_norm": 1.0,
+    "learning_rate": 1.0,
+    "momentum": 0.0,
+    "schedule": "cosine",
+    "weight_average": None,
+}
+"""How `fit` trains where neither its caller nor a preset says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +73,27 @@ class Preset:
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """The data set with the preset's features as inputs; the same one if those are its pixels."""
-        if dataset.name != self.dataset:
-            fail(f"Expected the data set {self.dataset!r} for preset {self.name!r}. Got {dataset.name!r}.")
+        self.check_is_for(dataset.name)
+        return replace(
+            dataset,
+            train_inputs=self.features_of(dataset.train_inputs),
+            test_inputs=self.features_of(dataset.test_inputs),
+        )
+
+    def check_is_for(self, dataset: str) -> None:
+        """Refuse another data set than the preset's."""
+        if dataset != self.dataset:
+            fail(f"Expected the data set {self.dataset!r} for preset {self.name!r}. Got {dataset!r}.")
+
+    def features_of(self, images: Tensor) -> Tensor:
+        """What the preset's network is given of these images: wavelet features, or the images themselves."""
         if self.features == "pixels":
-            return dataset
-        from pdpsgd.scattering import scattered
+            return images
+        from pdpsgd.scattering import scattering_features
 
-        return scattered(dataset)
+        return scattering_features(images)
 
-    def make_model(self, dataset: Dataset) -> nn.Module:
+    def make_model(self, dataset: Dataset | PeopleData) -> nn.Module:
         """The preset's network for a data set that `prepare` gave back."""
         from torch.nn import init
 
@@ -82,67 +111,52 @@ class Preset:
         return made
 
 
+_CNN = Preset(
+    name="mnist",
+    summary="the paper's CNN with tanh",
+    dataset="mnist",
+    model="mnist-cnn",
+    activation="tanh",
+    features="pixels",
+    steps=1000,
+    batch_size=2048,
+    learning_rate=20.0,
+    max_grad_norm=0.1,
+)
+_LINEAR = Preset(
+    name="mnist-scattering",
+    summary="a linear model on wavelet features: the most accurate",
+    dataset="mnist",
+    model="linear",
+    activation=None,
+    features="scattering",
+    steps=400,
+    batch_size=2048,
+    learning_rate=20.0,
+    max_grad_norm=0.1,
+)
 PRESETS = {
     made.name: made
     for made in (
-        Preset(
-            name="mnist",
-            summary="the paper's CNN with tanh",
-            dataset="mnist",
-            model="mnist-cnn",
-            activation="tanh",
-            features="pixels",
-            steps=300,
-            batch_size=1024,
-            learning_rate=40.0,
-            max_grad_norm=0.1,
-        ),
-        Preset(
-            name="mnist-scattering",
-            summary="a linear model on wavelet features: the most accurate",
-            dataset="mnist",
-            model="linear",
-            activation=None,
-            features="scattering",
-            steps=400,
-            batch_size=2048,
-            learning_rate=20.0,
-            max_grad_norm=0.1,
-        ),
-        Preset(
+        _CNN,
+        _LINEAR,
+        replace(
+            _CNN,
             name="fashion-mnist",
             summary="the paper's CNN",
             dataset="fashion-mnist",
-            model="mnist-cnn",
             activation="relu",
-            features="pixels",
-            steps=300,
-            batch_size=1024,
-            learning_rate=80.0,
-            max_grad_norm=0.1,
+            learning_rate=30.0,
         ),
-        Preset(
-            name="fashion-mnist-scattering",
-            summary="a linear model on wavelet features: the most accurate",
-            dataset="fashion-mnist",
-            model="linear",
-            activation=None,
-            features="scattering",
-            steps=400,
-            batch_size=2048,
-            learning_rate=40.0,
-            max_grad_norm=0.1,
-        ),
-        Preset(
+        replace(_LINEAR, name="fashion-mnist-scattering", dataset="fashion-mnist", learning_rate=40.0),
+        replace(
+            _CNN,
             name="svhn",
             summary="the paper's CNN",
             dataset="svhn",
             model="svhn-cnn",
             activation="relu",
-            features="pixels",
-            steps=400,
-            batch_size=1024,
-            learning_rate=4.0,
+            learning_rate=3.0,
             max_grad_norm=1.0,
         ),
     )
@@ -153,3 +167,19 @@ def preset(name: str) -> Preset:
     """The preset of that name."""
     check_one_of(tuple(PRESETS), preset=name)
     return PRESETS[name]
+
+
+def options_with(name: str | None, plan: Plan | None, **given: Any) -> dict[str, Any]:
+    """What is given, and where that is None, what the preset of that name says, or the default.
+
+    A preset's learning rate belongs to its clipping norm, so with another norm it has to be given too.
+    """
+    base = DEFAULTS if name is None else preset(name).fit_options()
+    options = {key: base[key] if value is None else value for key, value in given.items()}
+    norm = options["max_grad_norm"] if plan is None else plan.max_grad_norm
+    if name is not None and given["learning_rate"] is None and norm != base["max_grad_norm"]:
+        fail(
+            f"Expected max_grad_norm={base['max_grad_norm']:g}, to which the learning rate of preset {name!r} belongs, "
+            f"or a learning_rate of your own. Got max_grad_norm={norm:g}."
+        )
+    return options

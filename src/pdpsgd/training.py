@@ -21,6 +21,7 @@ from pdpsgd.engine import Spent
 from pdpsgd.ensemble import WeightedModels
 from pdpsgd.errors import fail
 from pdpsgd.evaluation import Evaluation
+from pdpsgd.presets import options_with
 from pdpsgd.recipes import Loss, Schedule, loss_of, name_of, optimizer_of, schedule_of
 from pdpsgd.run_folder import RunFolder
 from pdpsgd.trainer import HeldOutPeople, Trainer, check_augment
@@ -94,20 +95,21 @@ def fit(
     budgets: Budgets | ArrayLike | None = None,
     *,
     plan: Plan | None = None,
+    preset: str | None = None,
     mechanism: str = "pdp-sgd-exact",
     steps: int | None = None,
-    batch_size: float = 1024,
-    max_grad_norm: float = 1.0,
+    batch_size: float | None = None,
+    max_grad_norm: float | None = None,
     accountant: str | None = None,
     plan_options: Mapping[str, Any] | None = None,
     record_ids: ArrayLike | None = None,
     record_of_person: ArrayLike | None = None,
     optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] = "sgd",
-    learning_rate: float = 1.0,
-    momentum: float = 0.0,
+    learning_rate: float | None = None,
+    momentum: float | None = None,
     weight_decay: float = 0.0,
     optimizer_options: Mapping[str, Any] | None = None,
-    schedule: str | Schedule = "cosine",
+    schedule: str | Schedule | None = None,
     weight_average: float | None = None,
     loss: str | Loss = "cross-entropy",
     augment: Callable[[Any], Any] | None = None,
@@ -131,6 +133,10 @@ def fit(
     each person allows, and by default person i has record i. Without a `plan`, one is made from `mechanism`,
     `steps`, `batch_size` (the expected one), `max_grad_norm`, `accountant` and `plan_options`.
 
+    A `preset` (see `pdpsgd.presets`) says what is not said here of steps, batch_size, max_grad_norm,
+    learning_rate, momentum, schedule and weight_average. Without one, batches are of 1,024, gradients are
+    clipped at 1, and the learning rate is 1 with a cosine schedule and no momentum.
+
     `loss` (mean over examples), `optimizer` and `schedule` are names or functions of your own; everything
     else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
     model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model;
@@ -148,24 +154,35 @@ def fit(
     one (a probe refuses what it can see of the opposite) and that settings were not chosen by looking at the
     private data.
     """
+    how = options_with(
+        preset,
+        plan,
+        steps=steps,
+        batch_size=batch_size,
+        max_grad_norm=max_grad_norm,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        schedule=schedule,
+        weight_average=weight_average,
+    )
     planned, people = _plan_of(
         plan,
         budgets,
         mechanism=mechanism,
-        steps=steps,
-        batch_size=batch_size,
-        max_grad_norm=max_grad_norm,
+        steps=how["steps"],
+        batch_size=how["batch_size"],
+        max_grad_norm=how["max_grad_norm"],
         accountant=accountant,
         **(plan_options or {}),
     )
     settings = {
         "optimizer": name_of(optimizer),
-        "learning_rate": learning_rate,
-        "momentum": momentum,
+        "learning_rate": how["learning_rate"],
+        "momentum": how["momentum"],
         "weight_decay": weight_decay,
         "optimizer_options": dict(optimizer_options or {}),
-        "schedule": name_of(schedule),
-        "weight_average": weight_average,
+        "schedule": name_of(how["schedule"]),
+        "weight_average": how["weight_average"],
         "loss": name_of(loss),
         "augment": None if augment is None else name_of(augment),
         "views": views,
@@ -181,10 +198,10 @@ def fit(
     trainer = Trainer(
         model=model,
         loss=loss_of(loss),
-        schedule=schedule_of(schedule),
+        schedule=schedule_of(how["schedule"]),
         augment=augment,
         views=views,
-        weight_average=weight_average,
+        weight_average=how["weight_average"],
         settings=settings,
         test=None
         if test_data is None
@@ -195,8 +212,8 @@ def fit(
     made = optimizer_of(
         optimizer,
         (parameter for parameter in model.parameters() if parameter.requires_grad),
-        learning_rate=learning_rate,
-        momentum=momentum,
+        learning_rate=how["learning_rate"],
+        momentum=how["momentum"],
         weight_decay=weight_decay,
         options=optimizer_options or {},
     )

@@ -117,6 +117,34 @@ def test_settings_come_from_a_file_and_the_command_line_comes_first(
     assert Plan.from_json(Path("run/plan.json").read_text()).steps == 8
 
 
+def test_a_preset_says_what_neither_the_file_nor_the_command_line_says(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from pdpsgd.presets import PRESETS, preset
+
+    small = {"name": "small", "dataset": "digits", "model": "digits", "features": "pixels", "steps": 6}
+    monkeypatch.setitem(PRESETS, "small", replace(preset("mnist"), batch_size=20, **small))
+    Path("run.toml").write_text("momentum = 0.5\n")
+    given = ("--tiers", "1:0.5,4:0.5", "--steps", "7", "--config", "run.toml", "--no-report", "--quiet")
+    check(run("train", "digits", "--preset", "small", *given, "--run-folder", "run"))
+    plan = Plan.from_json(Path("run/plan.json").read_text())
+    assert (plan.steps, plan.max_grad_norm) == (7, 0.1)
+    assert plan.rounds[0].expected_batch_size == pytest.approx(20, rel=0.01)
+    settings = json.loads(Path("run/settings.json").read_text())
+    assert (settings["learning_rate"], settings["momentum"], settings["model"]) == (20.0, 0.5, "digits")
+
+
+@pytest.mark.parametrize(("name", "message"), [("mnist", "'mnist' for preset"), ("cifar", "fashion-mnist")])
+def test_a_preset_of_other_data_or_none_at_all_is_refused(
+    run: Callable[..., Any], name: str, message: str
+) -> None:
+    result = run("train", "digits", "--preset", name, "--tiers", "1:1", *SMALL)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
 def test_tiers_in_a_settings_file_are_a_table(run: Callable[..., Any], people: Path) -> None:
     Path("run.toml").write_text("[tiers]\n1 = 0.5\n3 = 0.5\n")
     check(run("train", people, *TABLE[:4], "--config", "run.toml", *SMALL, "--run-folder", "run"))

@@ -10,6 +10,7 @@ import pytest
 from pdpsgd.datasets import load
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.experiments.search import GRIDS
+from pdpsgd.models import digits_network
 from pdpsgd.presets import PRESETS, Preset, preset
 from pdpsgd.training import fit
 
@@ -21,13 +22,36 @@ def test_a_preset_fits_the_signature_of_fit(made: Preset) -> None:
 
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
 def test_a_preset_is_one_of_the_recipes_that_the_search_tried(made: Preset) -> None:
-    recipe, rates = GRIDS[made.dataset, made.features]
+    recipe, rates = GRIDS[made.dataset, "long" if made.features == "pixels" else made.features]
     assert (made.steps, made.batch_size, made.max_grad_norm) == (
         recipe.steps,
         recipe.batch_size,
         recipe.max_grad_norm,
     )
     assert made.learning_rate in [pytest.approx(rate / recipe.max_grad_norm) for rate in rates]
+
+
+def test_fit_takes_from_a_preset_what_it_is_not_told() -> None:
+    digits = load("digits")
+    data = (digits.train_inputs[:200], digits.train_targets[:200])
+    given = {"steps": 3, "batch_size": 32, "seed": 0, "progress": False}
+    result = fit(digits_network(), data, [1.0] * 200, preset="mnist", **given)
+    assert (result.plan.steps, result.plan.max_grad_norm) == (3, preset("mnist").max_grad_norm)
+    assert result.settings["learning_rate"] == preset("mnist").learning_rate
+    plain = fit(digits_network(), data, [1.0] * 200, **given)
+    assert (plain.plan.max_grad_norm, plain.settings["learning_rate"]) == (1.0, 1.0)
+
+
+def test_a_preset_s_learning_rate_is_not_used_at_another_clipping_norm() -> None:
+    digits = load("digits")
+    data = (digits.train_inputs[:200], digits.train_targets[:200])
+    given = {"steps": 3, "batch_size": 32, "seed": 0, "progress": False}
+    with pytest.raises(PdpsgdError, match="or a learning_rate of your own"):
+        fit(digits_network(), data, [1.0] * 200, preset="mnist", max_grad_norm=1.0, **given)
+    told = fit(
+        digits_network(), data, [1.0] * 200, preset="mnist", max_grad_norm=1.0, learning_rate=2.0, **given
+    )
+    assert told.settings["learning_rate"] == 2.0
 
 
 def test_a_preset_refuses_another_data_set() -> None:

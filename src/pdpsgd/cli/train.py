@@ -54,6 +54,7 @@ def train(
     bookkeeping: shared.Bookkeeping = "sound",
     plan_seed: shared.PlanSeed = None,
     max_levels: shared.MaxLevels = 256,
+    preset: options.PresetName = None,
     model: options.Model = None,
     activation: options.Activation = None,
     optimizer: options.OptimizerName = "sgd",
@@ -144,6 +145,7 @@ def train(
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd train --config run.toml mnist
+      pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
     from pdpsgd.planning import plan as make_plan
 
@@ -170,7 +172,7 @@ def train(
         people_file=people_file,
         data_folder=data_folder,
     )
-    people = material.data
+    people = options.with_features(material.data, preset)
     for note in people.notes:
         screen.say(f"Note: {note}")
     if plan is None:
@@ -193,7 +195,7 @@ def train(
     else:
         made = shared.read_plan(plan, verify=True)
     folder = run_folder or _new_folder(f"{Path(data).stem}-{made.mechanism}")
-    network = options.make_network(people, model, activation, seed=seed)
+    network = options.make_network(people, model, activation, seed=seed, preset=preset)
 
     from pdpsgd.training import fit
 

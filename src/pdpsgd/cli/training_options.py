@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
 DATA = "The data"
 TRAINING = "The model and its training"
+
+
+def _read_preset(ctx: Any, value: str | None) -> str | None:
+    """Take defaults from a preset: the command line and --config come first."""
+    if value is not None and not ctx.resilient_parsing:
+        from pdpsgd.presets import preset
+
+        made = preset(value)
+        defaults = {**made.fit_options(), "model": made.model, "activation": made.activation}
+        said = {name: option for name, option in defaults.items() if option is not None}
+        ctx.default_map = {**said, **(ctx.default_map or {})}
+    return value
+
 
 Source = Annotated[
     str,
@@ -82,6 +95,18 @@ BudgetsFile = Annotated[
 ]
 TiersSeed = Annotated[
     int, option("--tiers-seed", help="Public seed: who is in which of --tiers.", panel=PEOPLE)
+]
+PresetName = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="A recipe with its network: mnist, fashion-mnist or svhn, or mnist-scattering or "
+        "fashion-mnist-scattering; any of its options may still be given.",
+        is_eager=True,
+        callback=_read_preset,
+        show_default=False,
+        rich_help_panel=TRAINING,
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -204,16 +229,36 @@ def read_material(
     return Material(data, listed, None)
 
 
+def with_features(data: PeopleData, preset: str | None) -> PeopleData:
+    """The data with what the preset's network is given as inputs."""
+    if preset is None:
+        return data
+    from pdpsgd.presets import preset as find
+
+    made = find(preset)
+    made.check_is_for(data.name)
+    test = None if data.test_inputs is None else made.features_of(data.test_inputs)
+    return replace(data, inputs=made.features_of(data.inputs), test_inputs=test)
+
+
 def make_network(
-    data: PeopleData, model: str | None, activation: str | None, *, seed: int | None
+    data: PeopleData,
+    model: str | None,
+    activation: str | None,
+    *,
+    seed: int | None,
+    preset: str | None = None,
 ) -> nn.Module:
     """The network by name, its first weights from the seed if there is one."""
     import torch
 
     from pdpsgd.models import by_name
+    from pdpsgd.presets import preset as find
 
     if seed is not None:
         torch.manual_seed(seed)
+    if preset is not None and (model, activation) == (find(preset).model, find(preset).activation):
+        return find(preset).make_model(data)
     return by_name(
         model or data.model, input_shape=data.input_shape, classes=len(data.classes), activation=activation
     )

@@ -8,7 +8,7 @@ from pdpsgd.experiments.cells import Cell, cell, printed_text
 from pdpsgd.experiments.published import DATASETS, best_of_paper
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.settings import Setting
-from pdpsgd.experiments.studies import STUDIES, feature_settings, table_1_settings
+from pdpsgd.experiments.studies import STUDIES, feature_settings, long_settings, table_1_settings
 from pdpsgd.experiments.tables import TITLES
 
 WANTED_SEEDS = 3
@@ -42,6 +42,7 @@ or when it is smaller than the deviations beside it, a gain says little.
 | page | what |
 |---|---|
 | [table-1](table-1.md) | all systems under equal and sound conditions |
+| [long](long.md) | the paper's networks trained longer, with the recipes of the presets |
 | [features](features.md) | a linear model on wavelet features, not the paper's network |
 | [table-1-as-published](table-1-as-published.md) | the paper's set-up and bookkeeping, its cells beside ours |
 | [table-2](table-2.md) | run time, iterations, parameters |
@@ -79,7 +80,8 @@ def _headline(search: Record, record: Record) -> list[str]:
     for dataset in DATASETS:
         best = printed_text(best_of_paper(dataset))
         for model, settings in (
-            ("the paper's network", table_1_settings(dataset, search)),
+            ("the paper's network, as in table 1", table_1_settings(dataset, search)),
+            ("the paper's network, trained longer", long_settings(dataset, search)),
             ("linear on scattering features", feature_settings(dataset, search)),
         ):
             exact, uniform = (_cell(settings, system, record) for system in ("pdp-sgd-exact", "dp-sgd"))

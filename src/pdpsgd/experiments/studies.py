@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS
 from pdpsgd.experiments.record import Record
-from pdpsgd.experiments.search import GRIDS, chosen_recipe, recipe_for, trials
+from pdpsgd.experiments.search import GRIDS, chosen_recipe, kind_of, recipe_for, trials
 from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
 
 LEAVE_OUT_BELOW = 0.75
@@ -26,7 +26,8 @@ SOUND_SYSTEMS = (
     "one-after-another",
 )
 SKEWED_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "pdp-sgd-adaptive")
-FEATURE_SYSTEMS = ("pdp-sgd-exact", "dp-sgd")
+EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
+STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -72,7 +73,26 @@ def table_2_settings(dataset: str, search: Record) -> list[Setting]:
 
 def feature_settings(dataset: str, search: Record) -> list[Setting]:
     """A linear model on scattering features: another model than the paper's, reported apart."""
-    return _known(_tuned(dataset, system, search, features="scattering") for system in FEATURE_SYSTEMS)
+    return _known(_tuned(dataset, system, search, kind="scattering") for system in EXACT_AND_UNIFORM)
+
+
+def long_settings(dataset: str, search: Record) -> list[Setting]:
+    """The paper's network, trained for longer than all systems could be."""
+    return _known(_tuned(dataset, system, search, kind="long") for system in EXACT_AND_UNIFORM)
+
+
+def step_settings(dataset: str, search: Record) -> list[Setting]:
+    """One round as published that costs what it does in table 1, in fewer steps with the noise that fits."""
+    return [
+        Setting(
+            dataset,
+            "pdp-sgd-adaptive",
+            replace(PAPERS_RECIPE, steps=steps, noise_multiplier=None, rounds=1),
+            bookkeeping="as-published",
+            accountant="rdp",
+        )
+        for steps in STEPS_AS_PUBLISHED
+    ]
 
 
 def weight_settings(dataset: str, search: Record) -> list[Setting]:
@@ -104,11 +124,11 @@ def idp_settings(dataset: str, search: Record) -> list[Setting]:
     return _known(settings)
 
 
-def search_for(*systems: str, features: str = "pixels") -> Callable[[str], list[list[Setting]]]:
+def search_for(*systems: str, kind: str = "pixels") -> Callable[[str], list[list[Setting]]]:
     """The searches, one for each system, on a data set."""
 
     def searches(dataset: str) -> list[list[Setting]]:
-        return [trials(dataset, system, features, threshold=_threshold(system)) for system in systems]
+        return [trials(dataset, system, kind, threshold=_threshold(system)) for system in systems]
 
     return searches
 
@@ -123,11 +143,20 @@ STUDIES: dict[str, Study] = {
     "features": Study(
         "A linear model on scattering features",
         ("mnist", "fashion-mnist"),
-        search_for(*FEATURE_SYSTEMS, features="scattering"),
+        search_for(*EXACT_AND_UNIFORM, kind="scattering"),
         feature_settings,
+    ),
+    "long": Study(
+        "The paper's networks, trained longer",
+        DATASETS,
+        search_for(*EXACT_AND_UNIFORM, kind="long"),
+        long_settings,
     ),
     "table-1-as-published": Study(
         "Table 1 as the paper set it up", DATASETS, search_for(), as_published_settings
+    ),
+    "steps-as-published": Study(
+        "Accuracy as published against the number of steps", ("mnist",), search_for(), step_settings
     ),
     "table-2": Study("Table 2: run time, iterations, parameters", DATASETS, search_for(), table_2_settings),
     "weights": Study("Accuracy against w1", ("mnist",), search_for("pdp-sgd-fixed"), weight_settings),
@@ -149,9 +178,8 @@ WITHOUT_TRAINING = ("distributions", "rounds")
 
 def was_searched(setting: Setting, search: Record) -> bool:
     """Whether the setting's recipe comes from a finished search for its own system."""
-    if (setting.dataset, setting.recipe.features) not in GRIDS:
-        return False
-    return _own_recipe(setting.dataset, setting.system, search, setting.recipe.features) is not None
+    kind = kind_of(setting)
+    return kind is not None and _own_recipe(setting.dataset, setting.system, search, kind) is not None
 
 
 def _tuned(
@@ -160,24 +188,24 @@ def _tuned(
     search: Record,
     population: Population | None = None,
     *,
-    features: str = "pixels",
+    kind: str = "pixels",
 ) -> Setting | None:
     """The setting with the recipe that the search chose for the system; None if no search is finished.
 
     As long as a system's own search is not finished, it borrows the recipe of `pdp-sgd-exact`.
     """
-    if (dataset, features) not in GRIDS:
+    if (dataset, kind) not in GRIDS:
         return None
-    recipe = _own_recipe(dataset, system, search, features)
-    recipe = recipe or _own_recipe(dataset, "pdp-sgd-exact", search, features)
+    recipe = _own_recipe(dataset, system, search, kind)
+    recipe = recipe or _own_recipe(dataset, "pdp-sgd-exact", search, kind)
     if recipe is None:
         return None
     recipe = recipe_for(system, recipe)
     return Setting(dataset, system, recipe, population or Population(), threshold=_threshold(system))
 
 
-def _own_recipe(dataset: str, system: str, search: Record, features: str) -> Recipe | None:
-    return chosen_recipe(search, trials(dataset, system, features, threshold=_threshold(system)))
+def _own_recipe(dataset: str, system: str, search: Record, kind: str) -> Recipe | None:
+    return chosen_recipe(search, trials(dataset, system, kind, threshold=_threshold(system)))
 
 
 def _threshold(system: str) -> float | None:
