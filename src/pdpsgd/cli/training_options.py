@@ -100,8 +100,8 @@ PresetName = Annotated[
     str | None,
     typer.Option(
         "--preset",
-        help="A recipe with its network: mnist, fashion-mnist or svhn, or mnist-scattering or "
-        "fashion-mnist-scattering; any of its options may still be given.",
+        help="A recipe with its network: mnist, fashion-mnist or svhn, or, more accurate, one of these followed by "
+        "-scattering; any of its options may still be given.",
         is_eager=True,
         callback=_read_preset,
         show_default=False,

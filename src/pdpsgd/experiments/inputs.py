@@ -60,14 +60,12 @@ def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:
 
 
 def _store_scattered(loaded: datasets.Dataset, path: Path) -> None:
-    from pdpsgd.scattering import ScatteringFeatures
+    from pdpsgd.scattering import scattering_features
 
-    transform = ScatteringFeatures(*loaded.input_shape[1:])
-    with torch.no_grad():
-        halves = {
-            name: torch.cat([transform(part).half() for part in torch.split(inputs, 64)])
-            for name, inputs in (("train", loaded.train_inputs), ("test", loaded.test_inputs))
-        }
+    halves = {
+        name: scattering_features(inputs, dtype=torch.float16)
+        for name, inputs in (("train", loaded.train_inputs), ("test", loaded.test_inputs))
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     save_file(halves, unfinished)

@@ -25,6 +25,7 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
         Recipe(steps=400, batch_size=2048, features="scattering"),
         (2.0, 4.0),
     ),
+    ("svhn", "scattering"): (Recipe(steps=400, batch_size=2048, features="scattering"), (2.0, 4.0)),
     ("mnist", "long"): (replace(LONG, activation="tanh"), (2.0, 3.0)),
     ("fashion-mnist", "long"): (replace(LONG, activation="relu"), (3.0,)),
     ("svhn", "long"): (replace(LONG, activation="relu", max_grad_norm=1.0), (3.0,)),

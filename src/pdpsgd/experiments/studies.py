@@ -28,6 +28,7 @@ SOUND_SYSTEMS = (
 SKEWED_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "pdp-sgd-adaptive")
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
+IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -113,14 +114,12 @@ def interval_settings(dataset: str, search: Record) -> list[Setting]:
 
 
 def idp_settings(dataset: str, search: Record) -> list[Setting]:
-    """IDP-SGD's own benchmark, three tiers 1, 2 and 3, with the paper's network."""
+    """IDP-SGD's own benchmark, three tiers 1, 2 and 3: linear on scattering features, and the paper's network."""
     settings = []
     for tiers in IDP_CASES.values():
         people = Population(tiers=tiers)
-        settings += [
-            _tuned(dataset, system, search, people)
-            for system in ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
-        ]
+        for kind in ("scattering", "pixels"):
+            settings += [_tuned(dataset, system, search, people, kind=kind) for system in IDP_SYSTEMS]
     return _known(settings)
 
 
@@ -142,7 +141,7 @@ STUDIES: dict[str, Study] = {
     ),
     "features": Study(
         "A linear model on scattering features",
-        ("mnist", "fashion-mnist"),
+        DATASETS,
         search_for(*EXACT_AND_UNIFORM, kind="scattering"),
         feature_settings,
     ),
@@ -169,7 +168,7 @@ STUDIES: dict[str, Study] = {
     "idp-benchmark": Study(
         "IDP-SGD's own benchmark",
         ("mnist", "svhn"),
-        search_for("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale"),
+        search_for(*IDP_SYSTEMS),
         idp_settings,
     ),
 }
