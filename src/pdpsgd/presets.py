@@ -159,7 +159,7 @@ PRESETS = {
             learning_rate=3.0,
             max_grad_norm=1.0,
         ),
-        replace(_LINEAR, name="svhn-scattering", dataset="svhn"),
+        replace(_LINEAR, name="svhn-scattering", dataset="svhn", learning_rate=40.0),
     )
 }
 

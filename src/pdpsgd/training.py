@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from pdpsgd.plans import Plan
 
 
+CACHE_FRIENDLY = 512
+"""Records that go through a model together on a processor: more fall out of its cache, which takes longer."""
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
     """A trained model, what it cost each level, and how good it is. Public things only.
@@ -141,6 +145,8 @@ def fit(
     else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
     model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model;
     with `views` each record goes through in so many of them, whose gradients are averaged before clipping.
+    `max_physical_batch_size` is how many records go through the model together; it changes memory and speed, not
+    results. By default that is 512 on processors, and everybody who was drawn on other devices.
     `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each
     belongs to.
 
@@ -175,6 +181,8 @@ def fit(
         accountant=accountant,
         **(plan_options or {}),
     )
+    if max_physical_batch_size is None and all(p.device.type == "cpu" for p in model.parameters()):
+        max_physical_batch_size = CACHE_FRIENDLY
     settings = {
         "optimizer": name_of(optimizer),
         "learning_rate": how["learning_rate"],

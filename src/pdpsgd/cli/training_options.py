@@ -147,7 +147,7 @@ PhysicalBatch = Annotated[
         "--max-physical-batch-size",
         help="At most so many records in memory at once; changes nothing else.",
         panel=TRAINING,
-        show_default=False,
+        show_default="512 on processors",
     ),
 ]
 

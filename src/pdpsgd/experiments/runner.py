@@ -17,8 +17,6 @@ from pdpsgd.experiments.systems import plan_of
 from pdpsgd.plans import Plan
 from pdpsgd.training import fit
 
-PHYSICAL_BATCH = 512  # larger ones fall out of the processor's cache
-
 
 def run_all(
     runs: Iterable[tuple[Setting, int]],
@@ -61,7 +59,6 @@ def run(setting: Setting, seed: int) -> dict[str, Any]:
         schedule=setting.recipe.schedule,
         weight_average=setting.recipe.weight_average,
         test_data=test,
-        max_physical_batch_size=PHYSICAL_BATCH,
         seed=seed,
         progress=False,
     )
