@@ -172,7 +172,7 @@ def train(
         people_file=people_file,
         data_folder=data_folder,
     )
-    people = options.with_features(material.data, preset)
+    people = options.with_features(material.data, preset, screen.say)
     for note in people.notes:
         screen.say(f"Note: {note}")
     if plan is None:
@@ -232,7 +232,7 @@ def train(
             again = f"Repeat the command with --run-folder {folder} --resume to go on."
             raise KeyboardInterrupt(f"Everything up to the last checkpoint is saved. {again}") from None
         raise
-    _describe(folder, people, model or people.model)
+    _describe(folder, people, model or people.model, preset)
     _show(result, people, screen)
     if report:
         from pdpsgd.report import write_run_report
@@ -256,13 +256,15 @@ def _show(result: TrainingResult, data: PeopleData, screen: shared.Screen) -> No
     screen.say(f"Folder:  {result.run_folder} (plan, model, settings, history, promises.csv)")
 
 
-def _describe(folder: Path, data: PeopleData, model: str) -> None:
+def _describe(folder: Path, data: PeopleData, model: str, preset: str | None) -> None:
     """Add to the settings what only the command line knows: which data, which network, which remarks."""
     from pdpsgd.run_folder import SENSITIVE, RunFolder
 
     run = RunFolder(folder)
     settings: dict[str, Any] = json.loads((folder / "settings.json").read_text())
     settings |= {"data": data.name, "model": model, "classes": list(data.classes), "notes": list(data.notes)}
+    if preset is not None:
+        settings["preset"] = preset  # it may say that the network is given features instead of pixels
     run.write_settings(settings)
     if data.schema is not None:
         # A draft was read from the private data: it is not for publishing until somebody has confirmed it.

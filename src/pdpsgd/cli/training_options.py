@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -229,7 +230,7 @@ def read_material(
     return Material(data, listed, None)
 
 
-def with_features(data: PeopleData, preset: str | None) -> PeopleData:
+def with_features(data: PeopleData, preset: str | None, say: Callable[[str], None]) -> PeopleData:
     """The data with what the preset's network is given as inputs."""
     if preset is None:
         return data
@@ -237,6 +238,9 @@ def with_features(data: PeopleData, preset: str | None) -> PeopleData:
 
     made = find(preset)
     made.check_is_for(data.name)
+    if made.features != "pixels":
+        images = len(data.inputs) + (0 if data.test_inputs is None else len(data.test_inputs))
+        say(f"Computing the {made.features} features of {images:,} images: a minute or two for 40,000.")
     test = None if data.test_inputs is None else made.features_of(data.test_inputs)
     return replace(data, inputs=made.features_of(data.inputs), test_inputs=test)
 
