@@ -250,7 +250,11 @@ def idp_benchmark(search: Record, record: Record) -> Page:
                 ]
                 cells += found
                 shown = " | ".join(_text(_find(found, system, 0.0)) for system in IDP_SYSTEMS)
-                lines.append(f"| {TITLES[dataset]} | {case} | {model} | {shown} | {printed_text(printed)} |")
+                upsampled, weighted, papers = INDIVIDUALIZED_PATE[dataset, case]
+                lines.append(
+                    f"| {TITLES[dataset]} | {case} | {model} | {shown} | {printed_text(printed)} | "
+                    f"{upsampled:.2f} / {weighted:.2f} | {papers:.2f} |"
+                )
     return Page("idp-benchmark", "\n".join(lines) + "\n", tuple(cells))
 
 
