@@ -314,3 +314,19 @@ def test_activation_checkpointing_is_right() -> None:
     checkpoint(module, inputs, use_reentrant=False).square().sum().backward()
     found = watched.per_example_gradients(loss_reduction="sum")
     assert all(torch.allclose(found[parameter], rows) for parameter, rows in expected.items())
+
+
+def test_sums_of_a_kind_lie_side_by_side_and_each_parameter_has_its_own_part() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2).double())
+    watched = ClippedGradients(module)
+    assert [(flat.dtype, flat.numel()) for flat in watched.flat_sums] == [
+        (torch.float32, 3 * 4 + 4),
+        (torch.float64, 4 * 2 + 2),
+    ]
+    for number, total in enumerate(watched.sums.values()):
+        total.fill_(number)
+    assert torch.cat([total.flatten().float() for total in watched.sums.values()]).equal(
+        torch.cat([flat.float() for flat in watched.flat_sums])
+    )
+    watched.zero_sums()
+    assert not any(bool(total.any()) for total in watched.sums.values())
