@@ -20,9 +20,16 @@ class HalfTheNoise(RandomSource):
         super().noise_(tensors, standard_deviation=standard_deviation / 2, step=step)
 
 
-class NoNoiseOnTheLastTensor(RandomSource):
-    def noise_(self, tensors, *, standard_deviation, step):
-        super().noise_(tensors[:-1], standard_deviation=standard_deviation, step=step)
+def no_noise_on_the_last_tensor(engine: PrivacyEngine) -> None:
+    honest = engine.source.noise_
+
+    def noise_(tensors, **options):
+        last = list(engine.gradients.sums.values())[-1]
+        before = last.clone()
+        honest(tensors, **options)
+        last.copy_(before)
+
+    engine.source.noise_ = noise_
 
 
 def no_clipping_on_the_first_tensor(engine: PrivacyEngine) -> None:

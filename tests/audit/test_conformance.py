@@ -98,7 +98,7 @@ def test_half_the_noise_is_caught():
 
 
 def test_noise_forgotten_on_one_layer_is_caught_on_that_layer():
-    outcome = conformance(source=faults.NoNoiseOnTheLastTensor)
+    outcome = conformance(tamper=faults.no_noise_on_the_last_tensor)
     assert {check.tensor for check in outcome.alarms if check.kind == "noise"} == {"layers.1.weight"}
 
 
@@ -177,7 +177,7 @@ def test_a_real_network_with_mislabelled_examples_passes():
 
 
 def test_a_real_network_with_noise_forgotten_on_its_last_bias_is_caught():
-    outcome = examples_conformance(source=faults.NoNoiseOnTheLastTensor)
+    outcome = examples_conformance(tamper=faults.no_noise_on_the_last_tensor)
     assert {check.tensor for check in outcome.alarms if check.kind == "noise"} == {"2.bias"}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -144,7 +142,7 @@ def audit(
             folder=data_folder,
             run_folder=run if run.is_dir() else None,
         )
-    with _shown(screen) as progress:
+    with screen.bars() as progress:
         result = run_audit(
             plan,
             subject,
@@ -194,29 +192,3 @@ def _benchmark(name: object) -> str | None:
     from pdpsgd.datasets import NAMES
 
     return name if isinstance(name, str) and name in NAMES else None
-
-
-@contextmanager
-def _shown(screen: shared.Screen) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar for each stage, on the error stream."""
-    if screen.quiet:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        stages = {}
-
-        def tell(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = bars.add_task(stage, total=total)
-            bars.update(stages[stage], completed=done)
-
-        yield tell

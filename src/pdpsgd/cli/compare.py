@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -109,7 +107,7 @@ def compare(
         "loss": loss,
         "max_physical_batch_size": max_physical_batch_size,
     }
-    with _shown(quiet) as progress:
+    with screen.bars() as progress:
         made = run_comparison(
             [name.strip() for name in mechanisms.split(",")],
             make_model=lambda seed: options.make_network(people, model, activation, seed=seed),
@@ -141,30 +139,3 @@ def compare(
         shared.write_file(page, comparison_page(made))
         screen.say(f"Report: {page}")
     screen.write_json(shared.dump(made.to_dict()))
-
-
-@contextmanager
-def _shown(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar for each mechanism, on the error stream."""
-    if quiet:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
-
-        def tell(mechanism: str, done: int, total: int) -> None:
-            if mechanism not in tasks:
-                tasks[mechanism] = bars.add_task(mechanism, total=total)
-            bars.update(tasks[mechanism], completed=done)
-
-        yield tell

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -195,6 +196,31 @@ class Screen:
         self.quiet = quiet
         self.json_file = json_file
         self.console = Console(stderr=json_file == "-", quiet=quiet)
+
+    @contextmanager
+    def bars(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        """A progress bar on the error stream for each name that is told: tell(name, done, total)."""
+        if self.quiet:
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as shown:
+            tasks = {}
+
+            def tell(name: str, done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = shown.add_task(name, total=total)
+                shown.update(tasks[name], completed=done)
+
+            yield tell
 
     def say(self, *parts: Any) -> None:
         """Print something, as it is."""
