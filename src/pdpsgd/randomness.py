@@ -66,6 +66,7 @@ class RandomSource:
         self._erased = False
         self._next_noise_step = 0
         self._noise_blocks: dict[tuple[Any, ...], _NoiseBlock] = {}
+        self._noise_ahead: dict[int, list[torch.Tensor]] = {}
         self.guessable = guessable
         self.secure = secure
         self.algorithm = _choose_algorithm(secure=secure, wanted=algorithm)
@@ -99,6 +100,8 @@ class RandomSource:
         """Forget the key; every later use is refused."""
         self._key[:] = bytes(KEY_BYTES)
         self._erased = True
+        self._noise_ahead.clear()
+        self._noise_blocks.clear()
 
     def draw_generator(self, *, step: int, rank: int = 0) -> BitGenerator:
         """Words that decide who is drawn at a step, by this rank."""
@@ -133,13 +136,14 @@ class RandomSource:
                 f"Expected step >= {self._next_noise_step}: earlier noise was given out; on other gradients "
                 f"it would reveal their difference. Got step={step!r}."
             )
-        generator = self._generator("noise", number=step)
         if self.secure:
             from pdpsgd.secure_random import add_secure_noise_
 
-            add_secure_noise_(tensors, standard_deviation, generator)
+            add_secure_noise_(tensors, standard_deviation, self._generator("noise", number=step))
+        elif _is_small(tensors):
+            self._add_noise_made_ahead_(tensors, standard_deviation, step)
         else:
-            self._add_noise_(tensors, standard_deviation, generator)
+            self._add_noise_(tensors, standard_deviation, self._generator("noise", number=step))
         self._next_noise_step = step + 1
 
     def _add_noise_(
@@ -152,15 +156,33 @@ class RandomSource:
             if tensor.dtype == torch.float64:
                 _add_fine_noise_(tensor, standard_deviation, generator)
         for block in blocks([tensor for tensor in here if tensor.dtype != torch.float64]):
-            shapes = tuple(tensor.shape for tensor in block)
-            if shapes not in self._noise_blocks:
-                if len(self._noise_blocks) >= _KEPT_BLOCKS:
-                    self._noise_blocks.clear()
-                self._noise_blocks[shapes] = _NoiseBlock(block)
-            for tensor, noise in zip(block, self._noise_blocks[shapes].make(generator), strict=True):
+            (noises,) = self._noise_block(block, steps=1).make([generator])
+            for tensor, noise in zip(block, noises, strict=True):
                 tensor.add_(noise, alpha=standard_deviation)
         elsewhere = [tensor for tensor in tensors if tensor.device.type != "cpu"]
         _add_noise_on_device_(elsewhere, standard_deviation, generator)
+
+    def _add_noise_made_ahead_(
+        self, tensors: Sequence[torch.Tensor], standard_deviation: float, step: int
+    ) -> None:
+        """The same noise, made for some steps at once: between training steps, everything is out of the cache."""
+        noises = self._noise_ahead.pop(step, None)
+        if noises is None or [noise.shape for noise in noises] != [tensor.shape for tensor in tensors]:
+            steps = range(step, step + _AHEAD)
+            generators = [self._generator("noise", number=number) for number in steps]
+            made = self._noise_block(tensors, steps=_AHEAD).make(generators)
+            self._noise_ahead = dict(zip(steps, made, strict=True))
+            noises = self._noise_ahead.pop(step)
+        for tensor, noise in zip(tensors, noises, strict=True):
+            tensor.add_(noise, alpha=standard_deviation)
+
+    def _noise_block(self, tensors: Sequence[torch.Tensor], *, steps: int) -> _NoiseBlock:
+        shapes = (steps, *(tensor.shape for tensor in tensors))
+        if shapes not in self._noise_blocks:
+            if len(self._noise_blocks) >= _KEPT_BLOCKS:
+                self._noise_blocks.clear()
+            self._noise_blocks[shapes] = _NoiseBlock(tensors, steps=steps)
+        return self._noise_blocks[shapes]
 
     def _generator(self, purpose: str, *, number: int, rank: int = 0) -> BitGenerator:
         if number < 0 or rank < 0:
@@ -232,43 +254,59 @@ class _State(ISeedSequence):
 # --- noise of the default mode -----------------------------------------------------------------------------
 
 _KEPT_BLOCKS = 16
+_BLOCK = 2**16
+_AHEAD = 8
+
+
+def _is_small(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the tensors are one block, here, of no more than single precision."""
+    import torch
+
+    alike = all(tensor.device.type == "cpu" and tensor.dtype != torch.float64 for tensor in tensors)
+    return alike and sum(tensor.numel() for tensor in tensors) <= _BLOCK
 
 
 class _NoiseBlock:
-    """Makes normal numbers in the shapes of some tensors; keeps its memory from step to step."""
+    """Makes normal numbers in the shapes of some tensors, for some steps; keeps its memory for the next time."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], *, steps: int) -> None:
         import torch
 
         sizes = [tensor.numel() for tensor in tensors]
         self._half = (sum(sizes) + 1) // 2
-        self._angle, self._uniform, self._extra = torch.empty(3, self._half)
-        self._low_bits = torch.empty(self._half, dtype=torch.int32)
+        self._angle, self._uniform, self._extra = torch.empty(3, steps, self._half)
+        self._low_bits = torch.empty(steps, self._half, dtype=torch.int32)
         self._smallest = torch.tensor(2.0**-40)
-        self._pairs = torch.empty(2, self._half)
-        parts = torch.split(self._pairs.view(-1)[: sum(sizes)], sizes)
-        self._parts = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+        self._pairs = torch.empty(steps, 2, self._half)
+        self._parts = [
+            [
+                part.view(tensor.shape)
+                for part, tensor in zip(torch.split(row.view(-1)[: sum(sizes)], sizes), tensors, strict=True)
+            ]
+            for row in self._pairs
+        ]
 
-    def make(self, generator: BitGenerator) -> list[torch.Tensor]:
+    def make(self, generators: Sequence[BitGenerator]) -> list[list[torch.Tensor]]:
         """Independent standard normal numbers by Box and Muller, valid until the next call: two from a word.
 
-        Of its 64 bits, 24 are the angle and 39 the radius. A float keeps the leading bits of a small
-        number, so 39 bits reach sqrt(2 * 40 * ln 2) = 7.4 standard deviations. The customary 24 bits end at
-        5.8, and a record that moves the sum past the end gives itself away: at a noise multiplier of 0.6
-        that has a chance of 2e-5 each time it is drawn, against 4e-9 here.
+        For each step from a generator of its own. Of a word's 64 bits, 24 are the angle and 39 the radius. A
+        float keeps the leading bits of a small number, so 39 bits reach sqrt(2 * 40 * ln 2) = 7.4 standard
+        deviations. The customary 24 bits end at 5.8, and a record that moves the sum past the end gives itself
+        away: at a noise multiplier of 0.6 that has a chance of 2e-5 each time it is drawn, against 4e-9 here.
         """
         import torch
 
-        words = torch.from_numpy(generator.random_raw(self._half).view(np.int32))
-        first, second = words[: self._half], words[self._half :]
+        rows = np.stack([generator.random_raw(self._half) for generator in generators])
+        words = torch.from_numpy(rows.view(np.int32))
+        first, second = words[:, : self._half], words[:, self._half :]
         extra = self._extra.copy_(torch.bitwise_and(first, 0xFF, out=self._low_bits))
         angle = self._angle.copy_(first.bitwise_and_(~0xFF)).mul_(math.pi / 2**31)
         uniform = self._uniform.copy_(second.bitwise_and_(0x7FFFFFFF)).add_(extra, alpha=2.0**-8)
         torch.add(self._smallest, uniform, alpha=2.0**-31, out=uniform)
         radius = uniform.log_().mul_(-2.0).sqrt_()
-        torch.cos(angle, out=self._pairs[0])
-        torch.sin(angle, out=self._pairs[1])
-        self._pairs.mul_(radius)
+        torch.cos(angle, out=self._pairs[:, 0])
+        torch.sin(angle, out=self._pairs[:, 1])
+        self._pairs.mul_(radius[:, None])
         return self._parts
 
 

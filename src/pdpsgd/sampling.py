@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pdpsgd.plans import Plan
     from pdpsgd.randomness import BitGenerator, RandomSource, WordArray
 
+_MOST_AHEAD = 16
+_PEOPLE_AHEAD = 4096
+
 IntArray = npt.NDArray[np.int64]
 AnyIntArray = npt.NDArray[np.integer]
 
@@ -65,6 +68,7 @@ class PoissonSampler:
         self._round: int | None = None
         self._participants = self._people
         self._bands: tuple[_Band, ...] = ()
+        self._ahead: dict[int, IntArray] = {}
 
     def draw(self, step: int) -> IntArray:
         """Positions, in the list of people, of those drawn at the step (counted from 0 over the whole plan).
@@ -74,7 +78,19 @@ class PoissonSampler:
         """
         if not 0 <= step < len(self):
             fail(f"Expected 0 <= step < {len(self)}, the plan's steps. Got step={step!r}.")
-        self._enter_round(bisect_right(self._round_ends, step))
+        if step not in self._ahead:
+            # Small batches are drawn for some steps at once: between training steps, everything is out of the cache.
+            index = bisect_right(self._round_ends, step)
+            self._enter_round(index)
+            expected = self._plan.rounds[index].expected_batch_size
+            several = max(1, min(_MOST_AHEAD, int(_PEOPLE_AHEAD / max(expected, 1.0))))
+            self._ahead = {
+                number: self._draw(number)
+                for number in range(step, min(step + several, self._round_ends[index]))
+            }
+        return self._ahead.pop(step)
+
+    def _draw(self, step: int) -> IntArray:
         generator = self._source.draw_generator(step=step, rank=self._rank)
         return self._participants.members.take(_draw(self._bands, generator)).astype(np.int64)
 

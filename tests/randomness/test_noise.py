@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.randomness import RandomSource, _NoiseBlock
 from pdpsgd.secure_random import AES, SHAKE, SecureWords, grid_of
 
@@ -128,13 +129,32 @@ class SameWord:
 
 @pytest.mark.parametrize("word", [0, 2**64 - 1, 2**63, 2**32 - 1, 0xFF, 2**31 - 1])
 def test_no_word_makes_noise_that_is_not_finite(word: int) -> None:
-    (made,) = _NoiseBlock([torch.empty(10)]).make(SameWord(word))
+    ((made,),) = _NoiseBlock([torch.empty(10)], steps=1).make([SameWord(word)])
     assert made.isfinite().all()
 
 
 def test_the_largest_noise_is_beyond_seven_deviations() -> None:
-    (made,) = _NoiseBlock([torch.empty(10)]).make(SameWord(0))
+    ((made,),) = _NoiseBlock([torch.empty(10)], steps=1).make([SameWord(0)])
     assert float(made.abs().max()) == pytest.approx(math.sqrt(2 * 40 * math.log(2)), rel=1e-5)
+
+
+def test_noise_made_ahead_is_the_noise_of_its_step() -> None:
+    key, shapes = bytes(range(32)), [(7, 3), (2,)]
+
+    def noise(source: RandomSource, step: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+        tensors = [torch.zeros(shape) for shape in shapes]
+        source.noise_(tensors, standard_deviation=2.0, step=step)
+        return tensors
+
+    running = RandomSource.from_key(key)
+    for step in (0, 1, 2, 5, 11, 12):  # in order, with gaps, and beyond what is made at once
+        fresh = noise(RandomSource.from_key(key), step, shapes)
+        assert all(map(torch.equal, noise(running, step, shapes), fresh))
+    fresh = noise(RandomSource.from_key(key), 13, [(4,)])  # other shapes than those made ahead
+    assert torch.equal(noise(running, 13, [(4,)])[0], fresh[0])
+    running.erase()
+    with pytest.raises(PdpsgdError, match="erased"):
+        noise(running, 14, [(4,)])
 
 
 # --- the secure mode --------------------------------------------------------------------------------------
