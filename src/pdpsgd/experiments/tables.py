@@ -72,8 +72,8 @@ def table_1(search: Record, record: Record) -> Page:
         f"trained on "
         "all training people. `idp-sample` is accounted by RDP, as its authors define it. `leave-out` trains "
         "DP-SGD on those who allow 0.75 or more. `one-after-another` trains on four tiers in turn, "
-        "strictest first. Uniform DP-SGD goes by the smallest budget, so it is the same for every k. Where one learning "
-        "rate is named, nothing was searched. Systems with "
+        "strictest first. Uniform DP-SGD goes by the smallest budget, so it is the same for every k. Where one "
+        "learning rate is named, nothing was searched. Systems with "
         "thresholds get three rounds: where everybody pays, little is left "
         "after that. Columns headed *paper* are its printed figures: as-published bookkeeping, RDP, its own settings.",
         "",
