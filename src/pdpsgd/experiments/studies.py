@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS
+from pdpsgd.accounting import Exposure, accountant
+from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS, TABLE_2
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import GRIDS, chosen_recipe, kind_of, recipe_for, trials
 from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
@@ -30,6 +32,8 @@ SKEWED_SYSTEMS = ("pdp-sgd-exact", "pdp-sgd-adaptive")
 
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
+NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
+MNIST_PEOPLE = 60_000
 IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -125,6 +129,18 @@ def idp_settings(dataset: str, search: Record) -> list[Setting]:
     return _known(settings)
 
 
+def noise_settings(dataset: str, search: Record) -> list[Setting]:
+    """As many steps as the paper reports for PDP-SGD, with less and less noise, whatever that costs by RDP."""
+    rate, steps = PAPERS_RECIPE.batch_size / MNIST_PEOPLE, TABLE_2["pdp-sgd"].iterations
+    settings = []
+    for noise in NOISE_AS_PUBLISHED:
+        epsilon = accountant("rdp").epsilon((Exposure(1.0, rate, noise, steps),), Population().delta)
+        people = Population(tiers=((math.ceil(1000 * epsilon) / 1000, 1.0),))
+        recipe = replace(PAPERS_RECIPE, noise_multiplier=noise, rounds=None)
+        settings.append(Setting(dataset, "dp-sgd", recipe, people, accountant="rdp"))
+    return settings
+
+
 def search_for(*systems: str, kind: str = "pixels") -> Callable[[str], list[list[Setting]]]:
     """The searches, one for each system, on a data set."""
 
@@ -158,6 +174,9 @@ STUDIES: dict[str, Study] = {
     ),
     "steps-as-published": Study(
         "Accuracy as published against the number of steps", ("mnist",), search_for(), step_settings
+    ),
+    "noise-as-published": Study(
+        "Accuracy against noise, at the paper's number of steps", ("mnist",), search_for(), noise_settings
     ),
     "table-2": Study("Table 2: run time, iterations, parameters", DATASETS, search_for(), table_2_settings),
     "weights": Study("Accuracy against w1", ("mnist",), search_for("pdp-sgd-fixed"), weight_settings),
