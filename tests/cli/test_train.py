@@ -174,6 +174,20 @@ def test_a_ready_plan_is_verified_before_it_is_used(run: Callable[..., Any], peo
     assert "Do not train with this plan" in " ".join(result.output.split())
 
 
+def test_a_second_run_on_the_same_people_counts_the_first(run: Callable[..., Any], people: Path) -> None:
+    uniform = ("--mechanism", "dp-sgd", "--run-folder", "first")
+    check(run("train", people, *TABLE, *SMALL, *uniform))
+    again = (*TABLE, *SMALL, "--history", "first/plan.json", "--run-folder", "second")
+    check(run("train", people, *again))
+    alone = Plan.from_json(Path("first/plan.json").read_text())
+    both = Plan.from_json(Path("second/plan.json").read_text())
+    assert [level.epsilon for level in both.levels] == [1, 2, 4]
+    assert both.rounds[-1].sample_rates[0] < 0.1 * alone.rounds[0].sample_rates[0]  # nearly all of 1 is spent
+    assert both.verify().kept
+    result = run("train", people, *again, "--plan", "first/plan.json")
+    assert result.exit_code == 2
+
+
 def test_a_finished_run_is_not_trained_over(run: Callable[..., Any], people: Path) -> None:
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "run"))
     result = run("train", people, *TABLE, *SMALL, "--run-folder", "run")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdpsgd.cli import shared
-from pdpsgd.cli.shared import OUTPUT, PEOPLE, PLAN, option
-from pdpsgd.errors import fail
+from pdpsgd.cli.shared import OUTPUT, PEOPLE, option
 
 if TYPE_CHECKING:
     from pdpsgd.budgets import Budgets
@@ -44,25 +43,8 @@ def plan(
     drawn: shared.Drawn = "step",
     weights: shared.Weights = None,
     threshold_loss: shared.ThresholdLoss = None,
-    history: Annotated[
-        list[Path] | None,
-        option(
-            "--history",
-            help="A plan that was run on these people before; give it as often as it was run.",
-            panel=PLAN,
-            show_default=False,
-        ),
-    ] = None,
-    history_budgets: Annotated[
-        list[Path] | None,
-        option(
-            "--history-budgets",
-            help="The list that the earlier plan was made for, if it was another; once, or once for each "
-            "--history.",
-            panel=PLAN,
-            show_default=False,
-        ),
-    ] = None,
+    history: shared.EarlierPlans = None,
+    history_budgets: shared.EarlierLists = None,
     bookkeeping: shared.Bookkeeping = "sound",
     plan_seed: shared.PlanSeed = None,
     max_levels: shared.MaxLevels = 256,
@@ -131,7 +113,9 @@ def plan(
             drawn=drawn,
             weights=shared.parse_weights(weights),
             loss=threshold_loss,
-            history=_earlier(history or [], [read_list(path) for path in history_budgets or []], budgets),
+            history=shared.earlier_plans(
+                history, [read_list(path) for path in history_budgets or []], budgets
+            ),
             bookkeeping=bookkeeping,
             seed=plan_seed,
             max_levels=max_levels,
@@ -170,20 +154,3 @@ def _verify(made: Plan, screen: shared.Screen) -> None:
             f"{max(found.promised):.4g}, "
             f"and every one of the {len(made.levels)} levels within its promise."
         )
-
-
-def _earlier(files: list[Path], lists: list[Budgets], now: Budgets) -> list[Plan]:
-    """Earlier plans, each knowing its people."""
-    if len(lists) not in (0, 1, len(files)):
-        fail(
-            f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got "
-            f"{len(lists)}."
-        )
-    if lists and not files:
-        fail("Expected --history with --history-budgets. Got the latter alone.")
-    lists = lists * len(files) if len(lists) == 1 else lists or [now] * len(files)
-    plans = []
-    for path, budgets in zip(files, lists, strict=True):
-        earlier = shared.read_plan(path)
-        plans.append(earlier if earlier.roster is not None else earlier.with_people(budgets))
-    return plans

@@ -161,6 +161,25 @@ ThresholdLoss = Annotated[
     str | None,
     option("--threshold-loss", help="adaptive or adaptive-as-printed.", panel=PLAN, show_default=False),
 ]
+EarlierPlans = Annotated[
+    list[Path] | None,
+    option(
+        "--history",
+        help="A plan that was run on these people before; give it as often as it was run.",
+        panel=PLAN,
+        show_default=False,
+    ),
+]
+EarlierLists = Annotated[
+    list[Path] | None,
+    option(
+        "--history-budgets",
+        help="The list that the earlier plan was made for, if it was another; once, or once for each "
+        "--history.",
+        panel=PLAN,
+        show_default=False,
+    ),
+]
 Bookkeeping = Annotated[
     str,
     option(
@@ -185,6 +204,24 @@ JsonFile = Annotated[
     ),
 ]
 Quiet = Annotated[bool, option("--quiet", "-q", help="Print nothing but errors.", panel=OUTPUT)]
+
+
+def earlier_plans(files: list[Path] | None, lists: list[Budgets], now: Budgets) -> list[Plan]:
+    """Plans that were run on these people before, each knowing its people."""
+    files = files or []
+    if len(lists) not in (0, 1, len(files)):
+        fail(
+            f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got "
+            f"{len(lists)}."
+        )
+    if lists and not files:
+        fail("Expected --history with --history-budgets. Got the latter alone.")
+    lists = lists * len(files) if len(lists) == 1 else lists or [now] * len(files)
+    plans = []
+    for path, budgets in zip(files, lists, strict=True):
+        earlier = read_plan(path)
+        plans.append(earlier if earlier.roster is not None else earlier.with_people(budgets))
+    return plans
 
 
 class Screen:
@@ -297,9 +334,9 @@ def read_budgets(
     epsilon_column: str,
     delta_column: str | None,
     delta: float,
-    tiers: str | None,
-    people: int | None,
     allow_infinite: bool,
+    tiers: str | None = None,
+    people: int | None = None,
     shuffle: int | None = None,
 ) -> Budgets:
     """Budgets from a file's columns, or from tiers and a number of people."""

@@ -51,6 +51,8 @@ def train(
     drawn: shared.Drawn = "step",
     weights: shared.Weights = None,
     threshold_loss: shared.ThresholdLoss = None,
+    history: shared.EarlierPlans = None,
+    history_budgets: shared.EarlierLists = None,
     bookkeeping: shared.Bookkeeping = "sound",
     plan_seed: shared.PlanSeed = None,
     max_levels: shared.MaxLevels = 256,
@@ -142,6 +144,7 @@ def train(
     Examples:
       pdpsgd train people.csv --label income --id-column person --epsilon-column epsilon
       pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
+      pdpsgd train people.csv --label income --id-column person --history runs/first/plan.json
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd train --config run.toml mnist
@@ -176,6 +179,17 @@ def train(
     for note in people.notes:
         screen.say(f"Note: {note}")
     if plan is None:
+        lists = [
+            shared.read_budgets(
+                path,
+                id_column=id_column,
+                epsilon_column=epsilon_column,
+                delta_column=delta_column,
+                delta=delta,
+                allow_infinite=allow_infinite,
+            )
+            for path in history_budgets or []
+        ]
         made = make_plan(
             material.budgets,
             mechanism,
@@ -188,10 +202,13 @@ def train(
             drawn=drawn,
             weights=shared.parse_weights(weights),
             loss=threshold_loss,
+            history=shared.earlier_plans(history, lists, material.budgets),
             bookkeeping=bookkeeping,
             seed=plan_seed,
             max_levels=max_levels,
         )
+    elif history:
+        fail("Expected --history without --plan: a ready plan has its history in it, or none. Got both.")
     else:
         made = shared.read_plan(plan, verify=True)
     folder = run_folder or _new_folder(f"{Path(data).stem}-{made.mechanism}")
