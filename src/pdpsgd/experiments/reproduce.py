@@ -150,7 +150,8 @@ def _weights_figure(search: Record, record: Record, folder: Path) -> list[Path]:
         title="pdp-sgd-fixed on MNIST: accuracy against w1",
         subtitle=[
             "k = 0, sound bookkeeping. Diamond: the paper's printed accuracy at w1 = 0.7, as published.",
-            'The paper: "the performances increase as w1 increases", similar from 0.7 on.',
+            'The paper: "the performances increase as w1 increases", similar from 0.7 on. With small w1',
+            "the first of three rounds takes nearly all, and what is left buys rounds of little but noise.",
         ],
         marks=[figures.printed_point("w1", 0.7, "mnist", "pdp-sgd-fixed")],
     )
