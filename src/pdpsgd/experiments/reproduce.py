@@ -22,6 +22,9 @@ from pdpsgd.experiments.studies import (
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""
 
+SHOWN_ON = {"steps-as-published": "table-1-as-published", "noise-as-published": "table-1-as-published"}
+"""Studies that have no page of their own."""
+
 ALWAYS_THERE = "digits"  # for a first look without benchmark files; no figure of the paper
 
 Say = Callable[[str], None]
@@ -64,8 +67,9 @@ def write_pages(what: str, search: Record, record: Record, output: Path) -> list
 
     written: list[Path] = []
     everything = what in ("all", "pages")
+    page = SHOWN_ON.get(what, what)
     for name, make in PAGES.items():
-        if everything or name in (what, "search"):
+        if everything or name in (page, "search"):
             written += make(search, record).write(output)
     written += write_overview(search, record, output)
     folder = output / "figures"
