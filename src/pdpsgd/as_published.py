@@ -84,6 +84,10 @@ def plan_as_published(
         drawn.append(coins.random(left.size) < chance)
         made.append((count, sigma, rate, tau))
         left = np.where(drawn[-1], np.maximum(left - tau, 0.0), left)
+    if not (levels.epsilon > NOTHING_LEFT).any():
+        fail(
+            f"Expected somebody who allows more than {NOTHING_LEFT:g}. Got at most {levels.epsilon.max():g}."
+        )
     if not made:
         fail(
             f"Expected a noise_multiplier at which the budgets pay for a step. Got {noise_multiplier}: one step of "

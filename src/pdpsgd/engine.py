@@ -287,6 +287,7 @@ class PrivacyEngine:
         self.gradients.remove()
         if self.journal is not None:
             self.journal.close(remove=True)
+        self._running.sampler.forget()
         self.source.erase()
 
     @property

@@ -170,8 +170,10 @@ class Execution:
         if not self._everybody_supplied:
             supplied = records != NO_RECORD
             records, norms = records[supplied], norms[supplied]
-        size = self._limit or max(len(records), 1)
-        starts = range(0, max(len(records), 1), size)
+        count = max(len(records), 1)
+        pieces = -(-count // self._limit) if self._limit else 1
+        size = -(-count // pieces)  # all pieces about the same
+        starts = range(0, count, size)
         seed = None if self.seed_of_step is None else self.seed_of_step(step)
         for start in starts:
             yield Chunk(

@@ -168,6 +168,7 @@ class RandomSource:
         """The same noise, made for some steps at once: between training steps, everything is out of the cache."""
         noises = self._noise_ahead.pop(step, None)
         if noises is None or [noise.shape for noise in noises] != [tensor.shape for tensor in tensors]:
+            self._noise_ahead = {}  # their memory is about to be used again
             steps = range(step, step + _AHEAD)
             generators = [self._generator("noise", number=number) for number in steps]
             made = self._noise_block(tensors, steps=_AHEAD).make(generators)

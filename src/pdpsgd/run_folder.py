@@ -80,6 +80,14 @@ class RunFolder:
         """Every option of the run."""
         self._write_json("settings.json", settings)
 
+    def read_settings(self) -> dict[str, Any]:
+        """The options of the run that was begun here; none if they cannot be read."""
+        try:
+            settings: dict[str, Any] = json.loads((self.path / "settings.json").read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return {}
+        return settings
+
     def write_history(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Public figures over the steps, one line each."""
         lines = (json.dumps(plain(record)) + "\n" for record in history)

@@ -90,6 +90,10 @@ class PoissonSampler:
             }
         return self._ahead.pop(step)
 
+    def forget(self) -> None:
+        """Drop what was drawn ahead."""
+        self._ahead.clear()
+
     def _draw(self, step: int) -> IntArray:
         generator = self._source.draw_generator(step=step, rank=self._rank)
         return self._participants.members.take(_draw(self._bands, generator)).astype(np.int64)

@@ -89,7 +89,7 @@ def grey(images: Tensor) -> Tensor:
     """Red, green and blue weighted by how bright they look; grey images stay as they are."""
     if images.shape[1] != len(LUMA):
         return images
-    return (images * images.new_tensor(LUMA).view(1, -1, 1, 1)).sum(1, keepdim=True)
+    return (images * torch.tensor(LUMA, device=images.device).view(1, -1, 1, 1)).sum(1, keepdim=True)
 
 
 def scattered(dataset: Dataset, *, groups: int = GROUPS) -> Dataset:

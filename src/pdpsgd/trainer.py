@@ -84,6 +84,7 @@ class Trainer:
         self._clock = time.monotonic()
         self._saved = time.monotonic()
         self._log: list[dict[str, Any]] = []
+        self._pieces: list[tuple[int, float]] = []  # of the step in hand
 
     @property
     def seconds(self) -> float:
@@ -170,6 +171,7 @@ class Trainer:
                 optimizer.step()
                 if not optimizer.took_step:
                     continue
+                self._note_sensitive(engine.steps_taken - 1)
                 if self.average is not None:
                     self.average.update()
                 done = engine.steps_taken
@@ -195,13 +197,7 @@ class Trainer:
         loss = self.loss(call(self.model, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.sensitive:
-            self._log.append(
-                {
-                    "step": self.engine.steps_taken,
-                    "batch_size": len(targets) // self.views,
-                    "training_loss": float(loss.detach()),
-                }
-            )
+            self._pieces.append((len(targets) // self.views, float(loss.detach())))
 
     def _set_learning_rate(self, step: int) -> None:
         begin, end = self._span(step)
@@ -280,6 +276,14 @@ class Trainer:
         if self.engine.ranks.first:
             self.folder.write_history(self.history)
         self._write_sensitive()
+
+    def _note_sensitive(self, step: int) -> None:
+        """Keep size and mean loss of the batch that was just stepped, all its pieces together."""
+        people = sum(size for size, _ in self._pieces)
+        if people:
+            mean = sum(size * loss for size, loss in self._pieces) / people
+            self._log.append({"step": step, "batch_size": people, "training_loss": mean})
+        self._pieces.clear()
 
     def _write_sensitive(self) -> None:
         if self._log and self.folder is not None and self.engine.ranks.first:

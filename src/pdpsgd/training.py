@@ -171,6 +171,8 @@ def fit(
         schedule=schedule,
         weight_average=weight_average,
     )
+    if steps is None and (plan_options or {}).get("noise_multiplier") is not None:
+        how["steps"] = None  # the noise decides how many
     planned, people = _plan_of(
         plan,
         budgets,
@@ -181,7 +183,10 @@ def fit(
         accountant=accountant,
         **(plan_options or {}),
     )
-    if max_physical_batch_size is None and all(p.device.type == "cpu" for p in model.parameters()):
+    folder = None if run_folder is None else RunFolder(run_folder)
+    if max_physical_batch_size is None and resume and folder is not None and folder.begun:
+        max_physical_batch_size = folder.read_settings().get("max_physical_batch_size")
+    elif max_physical_batch_size is None and all(p.device.type == "cpu" for p in model.parameters()):
         max_physical_batch_size = CACHE_FRIENDLY
     settings = {
         "optimizer": name_of(optimizer),
@@ -214,7 +219,7 @@ def fit(
         test=None
         if test_data is None
         else HeldOutPeople(as_tensors(test_data), _tiers(test_budgets, test_tiers)),
-        folder=None if run_folder is None else RunFolder(run_folder),
+        folder=folder,
         sensitive=sensitive,
     )
     made = optimizer_of(

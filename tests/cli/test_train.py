@@ -137,6 +137,42 @@ def test_a_preset_says_what_neither_the_file_nor_the_command_line_says(
     assert settings["preset"] == "small"
 
 
+def test_a_preset_is_audited_as_it_was_trained(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from pdpsgd.audit.subjects import plan_and_settings, subject_of
+    from pdpsgd.presets import PRESETS, preset
+
+    small = {"name": "small", "dataset": "digits", "steps": 3, "batch_size": 20}
+    monkeypatch.setitem(PRESETS, "small", replace(preset("mnist-scattering"), **small))
+    given = ("--preset", "small", "--tiers", "1:1", "--no-report", "--quiet")
+    check(run("train", "digits", *given, "--run-folder", "run"))
+    plan, settings = plan_and_settings("run")
+    subject = subject_of(plan, "digits", model=settings["model"], preset=settings["preset"])
+    assert subject.inputs.shape[1:] == (81, 2, 2)
+    assert next(subject.make_model().parameters()).shape == (10, 324)
+
+
+def test_a_preset_s_learning_rate_is_for_its_norm_and_its_steps_for_no_noise_in_particular(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from pdpsgd.presets import PRESETS, preset
+
+    small = {"name": "small", "dataset": "digits", "model": "digits", "batch_size": 20}
+    monkeypatch.setitem(PRESETS, "small", replace(preset("mnist"), **small))
+    given = ("train", "digits", "--preset", "small", "--tiers", "1:1", "--no-report", "--quiet")
+    refused = run(*given, "--max-grad-norm", "1.0", "--steps", "3")
+    assert refused.exit_code == 2
+    assert "learning_rate of your own" in refused.output
+    check(run(*given, "--max-grad-norm", "1.0", "--steps", "3", "--lr", "2", "--run-folder", "own"))
+    check(run(*given, "--noise-multiplier", "1.1", "--run-folder", "noise"))
+    assert Plan.from_json(Path("noise/plan.json").read_text()).rounds[0].noise_multiplier == 1.1
+
+
 @pytest.mark.parametrize(("name", "message"), [("mnist", "'mnist' for preset"), ("cifar", "fashion-mnist")])
 def test_a_preset_of_other_data_or_none_at_all_is_refused(
     run: Callable[..., Any], name: str, message: str

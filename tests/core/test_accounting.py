@@ -160,6 +160,14 @@ def test_tiny_deltas_are_answered_without_the_floor_of_floating_point() -> None:
     assert truth <= PLD.epsilon(history, 1e-15) < 2 * truth
 
 
+def test_what_rounding_may_lose_over_very_many_steps_counts_as_lost() -> None:
+    pld, rdp = accountant("pld"), accountant("rdp")
+    many = (Exposure(1.0, 1e-5, 1.0, 10_000_000),)
+    assert pld.delta(many, 50.0) >= 1e-16 * 10_000_000 or pld.delta(many, 50.0) == rdp.delta(many, 50.0)
+    assert pld.epsilon(many, 5e-9) == rdp.epsilon(many, 5e-9)  # too close to what may be lost
+    assert pld.epsilon(many, 1e-6) < rdp.epsilon(many, 1e-6)
+
+
 def test_rounds_of_the_same_mechanism_merge_but_draws_do_not() -> None:
     round_, drawn = Exposure(1, 0.1, 2.0, 5), Exposure(0.5, 0.1, 2.0, 5)
     assert simplify((round_, drawn, round_, drawn)) == (Exposure(1, 0.1, 2.0, 10), drawn, drawn)

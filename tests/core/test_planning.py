@@ -385,6 +385,8 @@ def test_given_noise_published_rounds_end_where_not_one_step_at_it_is_left() -> 
     # The paper's table 2 has 72,908 parameters for AdaPDP, 1.92 models of 38,009.
     assert len(made.rounds) == 2
     assert all(r.noise_multiplier == 1.3 for r in made.rounds)
+    with pytest.raises(PdpsgdError, match="somebody who allows more than"):
+        plan(Budgets([1e-3] * 100), "adapdp", noise_multiplier=1.3, **given)
     with pytest.raises(PdpsgdError, match=r"at which the budgets pay for a step\. Got 0\.3"):
         plan(Budgets.exponential(60_000), "adapdp", noise_multiplier=0.3, **given)
 

@@ -160,12 +160,14 @@ def test_a_sum_loss_trains_the_same_when_said_so(private, helpers, flat):
 def test_limited_physical_batches_give_the_same_result(private, helpers, flat, limit):
     whole, chunked = private(), private(max_physical_batch_size=limit)
     whole.train()
-    true_steps, largest = 0, 0
+    true_steps, largest, sizes = 0, 0, {}
     for inputs, targets in chunked.loader:
         largest = max(largest, len(inputs))
+        sizes.setdefault(true_steps, []).append(len(inputs))
         chunked.step(inputs, targets)
         true_steps += chunked.optimizer.took_step
     assert largest <= limit
+    assert all(max(pieces) - min(pieces) < len(pieces) for pieces in sizes.values())
     assert true_steps == chunked.plan.steps
     torch.testing.assert_close(flat(chunked.module), flat(whole.module), rtol=1e-4, atol=1e-6)
 

@@ -5,13 +5,20 @@ import torch
 
 from pdpsgd import datasets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.scattering import PATHS, ScatteringFeatures, averages, scattered, wavelets
+from pdpsgd.scattering import PATHS, ScatteringFeatures, averages, scattered, scattering_features, wavelets
 
 
 def test_an_image_becomes_81_features_for_each_channel_and_patch() -> None:
     assert PATHS == 81
     assert ScatteringFeatures(28, 28)(torch.rand(2, 1, 28, 28)).shape == (2, 81, 7, 7)
     assert ScatteringFeatures(32, 32)(torch.rand(2, 3, 32, 32)).shape == (2, 243, 8, 8)
+
+
+def test_images_in_colour_are_made_grey_first() -> None:
+    colour = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    red, green, blue = colour.float().unbind(1)
+    brightness = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]
+    torch.testing.assert_close(scattering_features(colour), scattering_features(brightness))
 
 
 def test_there_is_nothing_to_train() -> None:

@@ -131,6 +131,37 @@ def test_sensitive_things_are_written_only_when_asked_for_and_say_so(problem, tm
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_a_batch_in_pieces_is_one_line_of_the_sensitive_log(problem, tmp_path):
+    logs = []
+    for name, limit in (("whole", None), ("pieces", 7)):
+        folder = tmp_path / name
+        problem.fit(run_folder=folder, sensitive=True, max_physical_batch_size=limit)
+        lines = (folder / "SENSITIVE-do-not-publish.jsonl").read_text().splitlines()
+        logs.append([json.loads(line) for line in lines])
+    whole, pieces = logs
+    assert [r["batch_size"] for r in pieces] == [r["batch_size"] for r in whole]
+    assert len({r["step"] for r in pieces}) == len(pieces) == 30
+
+
+def test_a_run_is_resumed_with_the_physical_batches_it_was_begun_with(problem, tmp_path, monkeypatch):
+    from pdpsgd import training
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        problem.fit(run_folder=tmp_path, checkpoint_every=5, schedule=_stops_after(0.6))
+    monkeypatch.setattr(training, "CACHE_FRIENDLY", 100)
+    resumed = problem.fit(run_folder=tmp_path, checkpoint_every=5, resume=True, schedule=_stops_after(2.0))
+    assert resumed.settings["max_physical_batch_size"] == 512
+
+
+def _stops_after(share):
+    def cosine(progress):
+        if progress > share:
+            raise RuntimeError("stop here")
+        return 1.0
+
+    return cosine
+
+
 def test_a_plan_that_tells_who_was_drawn_is_filed_as_sensitive(problem, tmp_path):
     plan = dataclasses.replace(problem.plan(), bookkeeping="as-published")
     result = problem.fit(plan=plan, run_folder=tmp_path, seed=None)

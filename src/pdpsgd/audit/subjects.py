@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from pdpsgd.audit.auditing import Subject
 from pdpsgd.datasets import load
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.models import BUILT_IN, by_name
 from pdpsgd.plans import Plan
+from pdpsgd.presets import preset as find_preset
 
 PLAN_FILES = ("plan.json", "SENSITIVE-do-not-publish-plan.json")
 
@@ -39,6 +41,8 @@ def subject_of(
     data: str,
     *,
     model: str | None = None,
+    activation: str | None = None,
+    preset: str | None = None,
     learning_rate: float = 1.0,
     folder: str | os.PathLike[str] | None = None,
     run_folder: str | os.PathLike[str] | None = None,
@@ -47,16 +51,22 @@ def subject_of(
 
     Who is on which level is read from the run folder's promises, where there are such; otherwise people are
     put on the plan's levels in order. People past the last record supplied none; records past the last person
-    are left out.
+    are left out. A `preset` says what the network is given of each image.
     """
     dataset = load(data, folder=folder)
+    if preset is not None:
+        dataset = find_preset(preset).prepare(dataset)
     classes = len(dataset.classes)
     shape = dataset.input_shape
     name = model or next((n for n, known in BUILT_IN.items() if known.input_shape == shape), "tabular")
-    by_name(name, input_shape=shape, classes=classes)  # a wrong name is refused before anything is run
+
+    def make_model() -> nn.Module:
+        return by_name(name, input_shape=shape, classes=classes, activation=activation)
+
+    make_model()  # a wrong name is refused before anything is run
     people = plan.people
     return Subject(
-        make_model=lambda: by_name(name, input_shape=shape, classes=classes),
+        make_model=make_model,
         inputs=dataset.train_inputs[:people],
         targets=dataset.train_targets[:people],
         level_of_person=_levels(plan, run_folder),

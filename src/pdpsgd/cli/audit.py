@@ -138,6 +138,8 @@ def audit(
             plan,
             data,
             model=model or named_in(settings, "model"),
+            activation=None if model else named_in(settings, "activation"),
+            preset=named_in(settings, "preset"),
             learning_rate=learning_rate or named_in(settings, "learning_rate") or 1.0,
             folder=data_folder,
             run_folder=run if run.is_dir() else None,

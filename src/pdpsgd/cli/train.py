@@ -151,6 +151,8 @@ def train(
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
     from pdpsgd.planning import plan as make_plan
+    from pdpsgd.presets import options_with
+    from pdpsgd.presets import preset as find_preset
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if resume and run_folder is None:
@@ -175,6 +177,8 @@ def train(
         people_file=people_file,
         data_folder=data_folder,
     )
+    if preset is not None and noise_multiplier is not None and steps == find_preset(preset).steps:
+        steps = None  # the noise decides how many
     people = options.with_features(material.data, preset, screen.say)
     for note in people.notes:
         screen.say(f"Note: {note}")
@@ -211,6 +215,9 @@ def train(
         fail("Expected --history without --plan: a ready plan has its history in it, or none. Got both.")
     else:
         made = shared.read_plan(plan, verify=True)
+    if preset is not None:
+        own = None if learning_rate == find_preset(preset).learning_rate else learning_rate
+        options_with(preset, made, max_grad_norm=None, learning_rate=own)
     folder = run_folder or _new_folder(f"{Path(data).stem}-{made.mechanism}")
     network = options.make_network(people, model, activation, seed=seed, preset=preset)
 
@@ -249,7 +256,7 @@ def train(
             again = f"Repeat the command with --run-folder {folder} --resume to go on."
             raise KeyboardInterrupt(f"Everything up to the last checkpoint is saved. {again}") from None
         raise
-    _describe(folder, people, model or people.model, preset)
+    _describe(folder, people, model=model or people.model, activation=activation, preset=preset)
     _show(result, people, screen)
     if report:
         from pdpsgd.report import write_run_report
@@ -273,15 +280,17 @@ def _show(result: TrainingResult, data: PeopleData, screen: shared.Screen) -> No
     screen.say(f"Folder:  {result.run_folder} (plan, model, settings, history, promises.csv)")
 
 
-def _describe(folder: Path, data: PeopleData, model: str, preset: str | None) -> None:
+def _describe(
+    folder: Path, data: PeopleData, *, model: str, activation: str | None, preset: str | None
+) -> None:
     """Add to the settings what only the command line knows: which data, which network, which remarks."""
     from pdpsgd.run_folder import SENSITIVE, RunFolder
 
     run = RunFolder(folder)
     settings: dict[str, Any] = json.loads((folder / "settings.json").read_text())
     settings |= {"data": data.name, "model": model, "classes": list(data.classes), "notes": list(data.notes)}
-    if preset is not None:
-        settings["preset"] = preset  # it may say that the network is given features instead of pixels
+    # A preset may say that the network is given features instead of pixels.
+    settings |= {name: said for name, said in (("activation", activation), ("preset", preset)) if said}
     run.write_settings(settings)
     if data.schema is not None:
         # A draft was read from the private data: it is not for publishing until somebody has confirmed it.
