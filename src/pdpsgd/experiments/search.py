@@ -26,7 +26,6 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
         (2.0, 4.0),
     ),
     ("svhn", "scattering"): (Recipe(steps=400, batch_size=2048, features="scattering"), (2.0, 4.0)),
-    ("mnist", "long"): (replace(LONG, activation="tanh"), (2.0, 3.0)),
     ("fashion-mnist", "long"): (replace(LONG, activation="relu"), (2.0, 3.0)),
     ("svhn", "long"): (replace(LONG, activation="relu", max_grad_norm=1.0), (3.0,)),
     ("digits", "pixels"): (Recipe(steps=100, batch_size=128, activation="tanh"), (1.0, 2.0)),

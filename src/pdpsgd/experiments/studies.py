@@ -84,7 +84,7 @@ def feature_settings(dataset: str, search: Record) -> list[Setting]:
 
 
 def long_settings(dataset: str, search: Record) -> list[Setting]:
-    """The paper's network, trained for longer than all systems could be."""
+    """The paper's network, trained for longer than all systems could be, where that helps (not on MNIST)."""
     return _known(_tuned(dataset, system, search, kind="long") for system in EXACT_AND_UNIFORM)
 
 
@@ -165,7 +165,7 @@ STUDIES: dict[str, Study] = {
     ),
     "long": Study(
         "The paper's networks, trained longer",
-        DATASETS,
+        ("fashion-mnist", "svhn"),
         search_for(*EXACT_AND_UNIFORM, kind="long"),
         long_settings,
     ),
