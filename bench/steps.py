@@ -304,6 +304,35 @@ def show(rows: list[dict[str, Any]]) -> None:
         console.print(table)
 
 
+def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str:
+    """The tables as a page."""
+    lines = [
+        "# Time and memory of a training step",
+        "",
+        f"Written by `python bench/steps.py --page FILE`: torch {torch.__version__}, {torch.get_num_threads()} threads on "
+        f"a processor with {os.cpu_count()} cores, all contenders in turn in one run. Random data, the paper's two "
+        "networks and a transformer of two layers of width 64. *Clipped sums* is a step with our gradients and nothing "
+        "else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes its noise.",
+        "",
+        "| model | batch | contender | ms a step | x best plain SGD | peak MB | x plain SGD |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        memory = "" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}"
+        ratio = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
+        lines.append(
+            f"| {row['model']} | {row['batch']} | {row['contender']} | {row['milliseconds']:.2f} | "
+            f"{row['time_ratio']:.2f} | {memory} | {ratio} |"
+        )
+    lines += ["", "Of a step through the engine (accounting takes nothing: the plan has done it before):", ""]
+    lines += ["| step | drawing | noise | bookkeeping |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {found['drawing']:.1%} | {found['noise']:.1%} | {found['bookkeeping']:.1%} |"
+        for name, found in shares.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -316,6 +345,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--page", metavar="FILE", help="write the tables as Markdown")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -354,6 +384,8 @@ def main() -> None:
                 shares[f"{model}, batch {batch}"] = found = engine_shares(model, batch, options.seconds)
                 parts = ", ".join(f"{share} {value:.1%}" for share, value in found.items())
                 print(f"Of a step through the engine: {parts}. Accounting: none, the plan has done it.")
+    if options.page:
+        pathlib.Path(options.page).write_text(page(rows, shares), encoding="utf-8")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             settings = {

@@ -47,6 +47,7 @@ or when it is smaller than the deviations beside it, a gain says little.
 | [table-1-as-published](table-1-as-published.md) | the paper's set-up and bookkeeping, its cells beside ours |
 | [table-2](table-2.md) | run time, iterations, parameters |
 | [idp-benchmark](idp-benchmark.md) | IDP-SGD's own benchmark |
+| [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus (`bench/steps.py`) |
 | [search](search.md) | every trial of the hyper-parameter search |
 | [figures](figures) | distributions of budgets; budgets left and chances round by round; sweeps |
 
