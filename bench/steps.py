@@ -312,7 +312,8 @@ def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str
         f"Written by `python bench/steps.py --page FILE`: torch {torch.__version__}, {torch.get_num_threads()} "
         f"threads, {os.cpu_count()} processor cores, all contenders in turn in one run. Random data, the paper's two "
         "networks and a transformer of two layers of width 64. *Clipped sums* is a step with our gradients and "
-        "nothing else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes its noise.",
+        "nothing else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes "
+        "its noise.",
         "",
         "| model | batch | contender | ms a step | x best plain SGD | peak MB | x plain SGD |",
         "|---|---|---|---|---|---|---|",
