@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -83,9 +84,9 @@ def main() -> None:
     (FOLDER / "figures.json").write_text(json.dumps(plain(made.to_dict()), indent=1) + "\n", encoding="utf-8")
     save_comparison_chart(made, FOLDER / "picture.svg")
     console.print(f"\nReport page: {page.resolve()}", soft_wrap=True, highlight=False)
-    console.print(
-        f"Done in {time.monotonic() - started:.0f} seconds. Next: pdpsgd plan --help", highlight=False
-    )
+    console.print(f"Done in {time.monotonic() - started:.0f} seconds.", highlight=False)
+    command = Path(sys.executable).with_name("pdpsgd")
+    console.print(f"Next: {command} plan --help", soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":
