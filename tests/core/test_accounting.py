@@ -12,8 +12,10 @@ from dp_accounting.rdp import RdpAccountant as DpAccountingRdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
+from scipy import fft as scipy_fft
 
 from pdpsgd.accounting import Exposure, accountant, simplify
+from pdpsgd.accounting import pld as pld_module
 from pdpsgd.accounting.pld import grid_interval
 from pdpsgd.accounting.rdp import RdpAccountant, renyi_of_step
 from pdpsgd.verification import epsilon_upper_bound
@@ -166,6 +168,22 @@ def test_what_rounding_may_lose_over_very_many_steps_counts_as_lost() -> None:
     assert pld.delta(many, 50.0) >= 1e-16 * 10_000_000 or pld.delta(many, 50.0) == rdp.delta(many, 50.0)
     assert pld.epsilon(many, 5e-9) == rdp.epsilon(many, 5e-9)  # too close to what may be lost
     assert pld.epsilon(many, 1e-6) < rdp.epsilon(many, 1e-6)
+
+
+@pytest.mark.parametrize("steps", [100, 10_000, 300_000])
+def test_what_is_counted_as_lost_is_more_than_rounding_takes_from_any_tail(steps: int) -> None:
+    q, sigma = 0.05 / math.sqrt(steps), 1.0
+    one, _ = pld_module._orders(pld_module._distribution((Exposure(1.0, q, sigma, 1),)))
+    composed = pld_module._self_compose(one, steps)
+    size = pld_module.next_fast_len(composed.size, real=True)
+    places = np.arange(one.size) % size
+    wrapped = np.bincount(places, weights=one._probs, minlength=size).astype(np.longdouble)
+    exact = scipy_fft.irfft(scipy_fft.rfft(wrapped) ** steps, n=size)
+    first = composed._lower_loss - one._lower_loss * steps
+    exact = np.roll(exact, -first % size)[: composed.size]
+    lost = np.cumsum(exact[::-1]) - np.cumsum(composed._probs[::-1].astype(np.longdouble))
+    assert float(lost.max()) <= pld_module.ROUNDING * steps
+    assert composed._infinity_mass >= pld_module.ROUNDING * steps
 
 
 def test_rounds_of_the_same_mechanism_merge_but_draws_do_not() -> None:
