@@ -182,8 +182,8 @@ def test_what_is_counted_as_lost_is_more_than_rounding_takes_from_any_tail(steps
     first = composed._lower_loss - one._lower_loss * steps
     exact = np.roll(exact, -first % size)[: composed.size]
     lost = np.cumsum(exact[::-1]) - np.cumsum(composed._probs[::-1].astype(np.longdouble))
-    assert float(lost.max()) <= pld_module.ROUNDING * steps
-    assert composed._infinity_mass >= pld_module.ROUNDING * steps
+    assert float(lost.max()) <= pld_module.ROUNDING * (10 + steps) / 3
+    assert composed._infinity_mass >= pld_module.ROUNDING * (10 + steps)
 
 
 def test_rounds_of_the_same_mechanism_merge_but_draws_do_not() -> None:
