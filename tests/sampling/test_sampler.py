@@ -194,3 +194,13 @@ def test_a_batch_is_never_skewed_by_a_word_that_does_not_fit() -> None:
     words = LargeWords()
     np.testing.assert_array_equal(sampling._distinct(words, 10**6, 3), [0, 1, 2])
     assert words.calls == 2
+
+
+def test_nothing_that_was_drawn_ahead_outlives_the_key() -> None:
+    plan, source = make_plan((500,), make_round((500,), (0.05,))), RandomSource.from_seed(0)
+    sampler = PoissonSampler(plan, np.zeros(500, dtype=int), source)
+    sampler.draw(0)
+    sampler.forget()
+    source.erase()
+    with pytest.raises(PdpsgdError, match="erased"):
+        sampler.draw(1)

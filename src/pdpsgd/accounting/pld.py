@@ -30,7 +30,7 @@ TRUNCATED_MASS = 1e-14
 """In all steps together: counted as infinite loss, so part of delta."""
 ROUNDING = 1e-15
 """What double precision may lose of a tail, for each step and ten more: counted as infinite loss, too. (Against long
-doubles it is a fifth of that or less.)"""
+doubles, a third of that or less: see the tests.)"""
 
 
 class PldAccountant(Accountant):
