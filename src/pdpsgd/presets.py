@@ -74,11 +74,11 @@ class Preset:
     def prepare(self, dataset: Dataset) -> Dataset:
         """The data set with the preset's features as inputs; the same one if those are its pixels."""
         self.check_is_for(dataset.name)
-        return replace(
-            dataset,
-            train_inputs=self.features_of(dataset.train_inputs),
-            test_inputs=self.features_of(dataset.test_inputs),
-        )
+        if self.features == "pixels":
+            return dataset
+        from pdpsgd.scattering import scattered
+
+        return scattered(dataset)
 
     def check_is_for(self, dataset: str) -> None:
         """Refuse another data set than the preset's."""

@@ -20,8 +20,7 @@ from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.models import BUILT_IN, by_name
 from pdpsgd.plans import Plan
 from pdpsgd.presets import preset as find_preset
-
-PLAN_FILES = ("plan.json", "SENSITIVE-do-not-publish-plan.json")
+from pdpsgd.report.finished_run import PLAN_FILES
 
 
 def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any]]:
