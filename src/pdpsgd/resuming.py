@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from pdpsgd.checkpoints import HasState, fingerprint_data, load, pack_optimizer, save, unpack_optimizer
 from pdpsgd.distributed import digest_of_module
 from pdpsgd.errors import fail
+from pdpsgd.layers import native
 from pdpsgd.randomness import RandomSource
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def describe_run(engine: PrivacyEngine) -> dict[str, Any]:
         "model": describe_model(engine.module),
         "optimizer": describe_optimizer(engine.optimizer.original),
         "options": engine.options,
+        "compiled code": native.used_by(engine.module),
         "number of ranks": engine.ranks.world_size,
     }
 

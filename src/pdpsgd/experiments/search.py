@@ -19,7 +19,7 @@ LONG = Recipe(steps=1000, batch_size=2048)
 GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
     ("mnist", "pixels"): (Recipe(steps=300, activation="tanh"), (2.0, 4.0, 6.0)),
     ("fashion-mnist", "pixels"): (Recipe(steps=300, activation="relu"), (4.0, 8.0)),
-    ("svhn", "pixels"): (Recipe(steps=400, activation="relu", max_grad_norm=1.0), (4.0,)),
+    ("svhn", "pixels"): (Recipe(steps=400, activation="relu", max_grad_norm=1.0), (2.0, 4.0)),
     ("mnist", "scattering"): (Recipe(steps=400, batch_size=2048, features="scattering"), (2.0, 4.0)),
     ("fashion-mnist", "scattering"): (
         Recipe(steps=400, batch_size=2048, features="scattering"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pdpsgd.layers import native
 from pdpsgd.layers.forms import (
     CACHE,
     Gradient,
@@ -77,7 +79,60 @@ def kernel_gradient(
 
         left = output_gradient.flatten(2).transpose(1, 2)
         return OuterProducts(left, patches, weight.shape, workspace, arrange)
+    if native.has_kernel_gradients(module, inputs, output_gradient):
+        return CompiledKernels(cast(nn.Conv2d, module), inputs, output_gradient, workspace)
     return Kernels(module, inputs, output_gradient, workspace)
+
+
+class CompiledKernels(PerExample):
+    """Gradients of a kernel, written out by compiled code: (examples, kernel rows, out and columns)."""
+
+    def __init__(
+        self, module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+    ) -> None:
+        self.shape, self.batch_size = module.weight.shape, inputs.shape[0]
+        self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
+        self._workspace = workspace
+        self._kept: Tensor | None = None
+
+    def squared_norms(self) -> Tensor:
+        """Of the gradients, which are kept if there is room."""
+        self._kept = self._workspace.keep((self.batch_size, self.shape.numel()), self._inputs)
+        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        return torch.cat([self._compute(*chunk)[1] for chunk in chunks])
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Sum the same numbers."""
+        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        for first, last in chunks:
+            values = self._compute(first, last)[0] if self._kept is None else self._kept
+            total += native.in_kernel_order(self._module, (weights[first:last] @ values)[None])[0]
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Bring them into the parameter's order."""
+        # A copy: the memory is used again.
+        return native.in_kernel_order(self._module, self._compute(first, last)[0].clone())
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite inputs and gradients, in copies."""
+        inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
+        return CompiledKernels(self._module, inputs, gradient, self._workspace)
+
+    def _compute(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients of some examples, and their squared norms."""
+        size = (last - first, self.shape.numel())
+        values = (
+            self._workspace.take("rows", size, self._inputs) if self._kept is None else self._kept[first:last]
+        )
+        squares = self._inputs.new_empty(last - first)
+        native.kernel_gradients(
+            self._module,
+            self._inputs[first:last],
+            self._output_gradient[first:last],
+            values.view(last - first, self.shape[2], -1),
+            squares,
+        )
+        return values, squares
 
 
 class Kernels(PerExample):
@@ -193,17 +248,12 @@ class Kernels(PerExample):
 
     def _unfolded(self, images: Tensor) -> Tensor:
         """Copy (examples, ..., width, channels) to (examples, ..., width out, columns)."""
-        *lead, across, along = images.stride()
-        out, kernel, stride, dilation = self._out[-1], self._kernel[-1], self._stride[-1], self._dilation[-1]
-        view = images.as_strided(
-            (*images.shape[:-2], out, kernel, images.shape[-1]),
-            (*lead, across * stride, across * dilation, along),
-            images.storage_offset(),
-        )
+        kernel, stride, dilation = self._kernel[-1], self._stride[-1], self._dilation[-1]
+        view = images.unfold(-2, (kernel - 1) * dilation + 1, stride)[..., ::dilation].transpose(-1, -2)
         if self._together == 1:
             return self._workspace.take("unfolded", tuple(view.shape), images).copy_(view)
         height = images.shape[1] // self._together
-        shape = (images.shape[0], height, out, self._together, *view.shape[3:])
+        shape = (images.shape[0], height, self._out[-1], self._together, *view.shape[3:])
         unfolded = self._workspace.take("unfolded", shape, images)
         for row in range(self._together):  # one by one: short innermost dimensions make a copy slow
             unfolded[:, :, :, row] = view[:, row :: self._together][:, :height]

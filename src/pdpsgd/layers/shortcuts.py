@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
+
+from pdpsgd.layers.native import has_max_pool, max_pool
 
 # Never decreasing, so that the largest of the activations is the activation of the largest.
 _MONOTONE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
@@ -25,7 +27,8 @@ def sequence(container: nn.Sequential, inputs: Any) -> Any:
     makes different numbers equal; it is zero there, or the numbers are equal to begin with.)
     """
     modules = tuple(container)
-    index, previous = 0, None
+    index = 0
+    previous: nn.Module | None = None
     while index < len(modules):
         module = modules[index]
         following = modules[index + 1] if index + 1 < len(modules) else None
@@ -33,7 +36,10 @@ def sequence(container: nn.Sequential, inputs: Any) -> Any:
         if activate is not None and not _untouched(module):
             activate = None
         if activate is not None and _is_plain_pooling(following):
-            inputs, previous = following(inputs), following  # type: ignore[misc]
+            if type(module) is nn.ReLU and has_max_pool(following, inputs):
+                inputs, previous, index = max_pool(following, inputs, rectify=True), None, index + 2
+                continue
+            inputs, previous = following(inputs), following
             index += 1
         if activate is not None and type(previous) in _OUTPUT_IS_FREE and _untouched(previous):
             inputs = activate(inputs)
@@ -43,7 +49,12 @@ def sequence(container: nn.Sequential, inputs: Any) -> Any:
     return inputs
 
 
-def _is_plain_pooling(module: nn.Module | None) -> bool:
+def pool(module: nn.MaxPool2d, original: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Run a max pooling, by compiled code where there is some."""
+    return max_pool(module, inputs) if has_max_pool(module, inputs) else original(inputs)
+
+
+def _is_plain_pooling(module: nn.Module | None) -> TypeGuard[nn.MaxPool2d]:
     return type(module) is nn.MaxPool2d and not module.return_indices and _untouched(module)
 
 

@@ -16,7 +16,7 @@ from pdpsgd.layers.anything import any_module
 from pdpsgd.layers.recording import Recorder, Site
 from pdpsgd.layers.refusals import check_module
 from pdpsgd.layers.registry import Rule, rule_of
-from pdpsgd.layers.shortcuts import sequence
+from pdpsgd.layers.shortcuts import pool, sequence
 
 
 def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
@@ -32,6 +32,10 @@ def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
         child for child in model.modules() if type(child) is nn.Sequential and child not in inside_general
     ]
     watched += [Watched(child, recorder, partial(sequence, child)) for child in sequences]
+    poolings = [
+        child for child in model.modules() if type(child) is nn.MaxPool2d and child not in inside_general
+    ]
+    watched += [Watched(child, recorder, partial(pool, child, child.forward)) for child in poolings]
     watched.append(Watched(model, recorder, _WholeModel(model, recorder)))
     return recorder, watched
 

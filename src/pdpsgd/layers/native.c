@@ -1,0 +1,264 @@
+/* The two things that take PyTorch's own operations longest: the gradient of a convolution's kernel for each example,
+ * and max pooling. Images are laid out channels last: (examples, height, width, channels). Compiled, checked and called
+ * by native.py; nothing here allocates what outlives a call. */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+enum { LANES = 16, SCALARS = 8, VECTORS = 3 }; /* SCALARS * VECTORS sums are kept in registers */
+#else
+enum { LANES = 8, SCALARS = 4, VECTORS = 3 };
+#endif
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+static inline long smaller(long a, long b) { return a < b ? a : b; }
+
+/* A vector of which only the first `room` numbers are there to be read or written. */
+#define LOAD(type, from, room) \
+    ({ \
+        type _loaded = {0}; \
+        if ((room) >= LANES) \
+            _loaded = *(const type *)(from); \
+        else \
+            memcpy(&_loaded, from, sizeof(*(from)) * (room)); \
+        _loaded; \
+    })
+#define STORE(type, to, values, room) \
+    do { \
+        type _stored = values; \
+        if ((room) >= LANES) \
+            *(type *)(to) = _stored; \
+        else \
+            memcpy(to, &_stored, sizeof(*(to)) * (room)); \
+    } while (0)
+
+/* ---- Kernel gradients ---- */
+
+typedef struct {
+    int64_t examples, channels, height, width;   /* of the inputs */
+    int64_t out, out_height, out_width;          /* of the output gradients */
+    int64_t kernel_height, kernel_width, stride_height, stride_width, dilation_height, padding_height, padding_width;
+    int64_t by_columns;                          /* 1: results (out, columns); 0: (columns, out) */
+    int64_t row_stride, example_stride;          /* of the results */
+} convolution;
+
+/* One of two factors, position by position: where it starts, and how far it moves along a line and between lines. */
+typedef struct {
+    const float *start;
+    long step, line;
+} factor;
+
+/* Sum over positions of scalars (x) vectors, in registers. The numbers of both are constants once this is inlined. */
+static inline __attribute__((always_inline)) void tile(
+    const convolution *c, factor scalar, factor vectors, int scalars, int count, float *result, long width, long valid)
+{
+    vector sums[SCALARS][VECTORS];
+    for (int s = 0; s < scalars; s++)
+        for (int v = 0; v < count; v++)
+            sums[s][v] = (vector){0};
+    for (long y = 0; y < c->out_height; y++) {
+        const float *one = scalar.start + y * scalar.line, *other = vectors.start + y * vectors.line;
+        for (long x = 0; x < c->out_width; x++, one += scalar.step, other += vectors.step) {
+            vector met[VECTORS];
+            for (int v = 0; v < count; v++)
+                met[v] = *(const vector *)(other + v * LANES);
+            for (int s = 0; s < scalars; s++)
+                for (int v = 0; v < count; v++)
+                    sums[s][v] += met[v] * one[s];
+        }
+    }
+    for (int s = 0; s < scalars; s++)
+        for (int v = 0; v < count; v++)
+            STORE(vector, result + s * width + v * LANES, sums[s][v], valid - v * LANES);
+}
+
+static void any_tile(
+    const convolution *c, factor scalar, factor vectors, int scalars, int count, float *result, long width, long valid)
+{
+#define CASE(s, v) case (s) * VECTORS + (v): tile(c, scalar, vectors, s, v, result, width, valid); break;
+#define CASES(s) CASE(s, 1) CASE(s, 2) CASE(s, 3)
+    switch (scalars * VECTORS + count) {
+        CASES(1) CASES(2) CASES(3) CASES(4)
+#ifdef __AVX512F__
+        CASES(5) CASES(6) CASES(7) CASES(8)
+#endif
+    }
+}
+
+/* All (height x width) products of two factors, tile by tile, into a result with rows of `width`. */
+static void products(
+    const convolution *c, factor scalar, long height, factor vectors, long width, float *result)
+{
+    long tiles = (width + LANES - 1) / LANES, rounds = (tiles + VECTORS - 1) / VECTORS;
+    long at_once = (tiles + rounds - 1) / rounds; /* tiles of about the same width */
+    for (long first = 0; first < tiles; first += at_once)
+        for (long s = 0; s < height; s += SCALARS) {
+            factor some = {scalar.start + s, scalar.step, scalar.line};
+            factor others = {vectors.start + first * LANES, vectors.step, vectors.line};
+            any_tile(c, some, others, smaller(SCALARS, height - s), smaller(at_once, tiles - first),
+                     result + s * width + first * LANES, width, width - first * LANES);
+        }
+}
+
+static double sum_of_squares(const float *values, long count)
+{
+    vector sums[4] = {{0}};
+    long i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int v = 0; v < 4; v++) {
+            vector met = *(const vector *)(values + i + v * LANES);
+            sums[v] += met * met;
+        }
+    double total = 0;
+    for (; i < count; i++)
+        total += (double)values[i] * values[i];
+    for (int v = 0; v < 4; v++)
+        for (int lane = 0; lane < LANES; lane++)
+            total += sums[v][lane];
+    return total;
+}
+
+/* Results (kernel rows, examples, ...), and their squared norms. Returns 0, or 1 if there was no memory. */
+int kernel_gradients(
+    const convolution *c, const float *inputs, const float *gradients, float *results, float *squares)
+{
+    long wide = c->width + 2 * c->padding_width, high = c->height + 2 * c->padding_height;
+    long line = wide * c->channels, columns = c->kernel_width * c->channels;
+    long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
+    long slack = VECTORS * LANES; /* the last vector may read, and ignore, what follows */
+    int failed = 0;
+#pragma omp parallel
+    {
+        float *padded = calloc(high * line + slack, sizeof(float)), *copied = calloc(map + slack, sizeof(float));
+        if (padded == NULL || copied == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long n = 0; n < c->examples; n++) {
+            if (failed)
+                continue;
+            for (long y = 0; y < c->height; y++)
+                memcpy(padded + ((y + c->padding_height) * wide + c->padding_width) * c->channels,
+                       inputs + n * image + y * c->width * c->channels, sizeof(float) * c->width * c->channels);
+            const float *gradient = gradients + n * map;
+            if (c->out % LANES)
+                gradient = memcpy(copied, gradient, sizeof(float) * map);
+            factor shares = {gradient, c->out, c->out_width * c->out};
+            double total = 0;
+            for (long row = 0; row < c->kernel_height; row++) {
+                factor met = {padded + row * c->dilation_height * line, c->stride_width * c->channels,
+                              c->stride_height * line};
+                float *result = results + row * c->row_stride + n * c->example_stride;
+                if (c->by_columns)
+                    products(c, shares, c->out, met, columns, result);
+                else
+                    products(c, met, columns, shares, c->out, result);
+                total += sum_of_squares(result, c->out * columns);
+            }
+            squares[n] = (float)total;
+        }
+        free(padded);
+        free(copied);
+    }
+    return failed;
+}
+
+/* ---- Max pooling, and a ReLU after it ---- */
+
+typedef struct {
+    int64_t examples, channels, height, width, out_height, out_width;
+    int64_t kernel_height, kernel_width, stride_height, stride_width, padding_height, padding_width;
+    int64_t rectify; /* 1: a ReLU follows */
+} pooling;
+
+enum { NOWHERE = 255 }; /* the place of a maximum that ReLU cuts off */
+
+static inline integers choose(integers which, integers yes, integers no) { return (which & yes) | (~which & no); }
+
+/* The places of a window that lie inside the image. */
+typedef struct {
+    long top, left, first_row, last_row, first_column, last_column;
+} window;
+
+static inline window window_at(const pooling *p, long y, long x)
+{
+    long top = y * p->stride_height - p->padding_height, left = x * p->stride_width - p->padding_width;
+    return (window){top, left, top < 0 ? -top : 0, smaller(p->kernel_height, p->height - top),
+                    left < 0 ? -left : 0, smaller(p->kernel_width, p->width - left)};
+}
+
+#define FOR_EACH_PLACE(w, row, column) \
+    for (long row = (w).first_row; row < (w).last_row; row++) \
+        for (long column = (w).first_column; column < (w).last_column; column++)
+
+/* The maximum of each window, and its place in it. NaN counts as the largest, as it does in PyTorch.
+ * Vectors may reach into the next position: it is overwritten when its turn comes. */
+void max_pool(const pooling *p, const float *inputs, float *outputs, uint8_t *places)
+{
+    long channels = p->channels, image = p->height * p->width * channels;
+    long map = p->out_height * p->out_width * channels;
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < p->examples; n++)
+        for (long y = 0; y < p->out_height; y++)
+            for (long x = 0; x < p->out_width; x++) {
+                window w = window_at(p, y, x);
+                for (long first = 0; first < channels; first += LANES) {
+                    vector best = {0};
+                    integers place = (integers){0} + NOWHERE;
+                    FOR_EACH_PLACE(w, row, column) {
+                        long from = ((w.top + row) * p->width + w.left + column) * channels + first;
+                        vector met = LOAD(vector, inputs + n * image + from, image - from);
+                        integers larger = (met > best) | (met != met) | (place == NOWHERE);
+                        best = (vector)choose(larger, (integers)met, (integers)best);
+                        place = choose(larger, (integers){0} + (int32_t)(row * p->kernel_width + column), place);
+                    }
+                    if (p->rectify) {
+                        integers cut = best <= 0;
+                        best = (vector)(~cut & (integers)best);
+                        place |= cut & NOWHERE;
+                    }
+                    long to = (y * p->out_width + x) * channels + first;
+                    STORE(vector, outputs + n * map + to, best, map - to);
+                    STORE(bytes, places + n * map + to, __builtin_convertvector(place, bytes), map - to);
+                }
+            }
+}
+
+/* What each maximum passes back to its place. */
+void max_pool_backward(const pooling *p, const float *gradients, const uint8_t *places, float *results)
+{
+    long channels = p->channels, image = p->height * p->width * channels;
+    long map = p->out_height * p->out_width * channels;
+    integers lane;
+    for (int i = 0; i < LANES; i++)
+        lane[i] = i;
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < p->examples; n++) {
+        memset(results + n * image, 0, sizeof(float) * image);
+        for (long y = 0; y < p->out_height; y++)
+            for (long x = 0; x < p->out_width; x++) {
+                window w = window_at(p, y, x);
+                for (long first = 0; first < channels; first += LANES) {
+                    long from = (y * p->out_width + x) * channels + first;
+                    integers mine = lane < (int32_t)smaller(LANES, channels - first);
+                    integers gradient = mine & (integers)LOAD(vector, gradients + n * map + from, map - from);
+                    bytes known = LOAD(bytes, places + n * map + from, map - from);
+                    integers place = __builtin_convertvector(known, integers);
+                    FOR_EACH_PLACE(w, row, column) {
+                        long to = ((w.top + row) * p->width + w.left + column) * channels + first;
+                        float *result = results + n * image + to;
+                        integers passes = place == (int32_t)(row * p->kernel_width + column);
+                        vector total = LOAD(vector, result, image - to) + (vector)(passes & gradient);
+                        STORE(vector, result, total, image - to);
+                    }
+                }
+            }
+    }
+}

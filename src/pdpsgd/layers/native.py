@@ -1,0 +1,298 @@
+"""Compiled code for the two operations that hold a private step up: kernel gradients per example, and max pooling.
+
+`native.c` is compiled the first time it is needed, in about a second, if the machine has a C compiler (`cc`, `gcc` or
+`clang`), and kept in the user's cache folder. Before it is used, its results are compared with PyTorch's own. Without
+a compiler, with other results, or with PDPSGD_NATIVE=0, PyTorch's operations do the same, more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+SOURCE = Path(__file__).with_name("native.c")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
+# Larger kernels are left to the matrix products of PyTorch, which are made for large matrices.
+LARGEST_KERNEL = 1 << 16
+# Numbers in a vector register, or half of one: whatever runs along it is filled up to a multiple of this.
+LANES = 16
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """Return the compiled code, or None where there is none to be trusted."""
+    if os.environ.get("PDPSGD_NATIVE", "1") == "0" or os.name != "posix":
+        return None
+    try:
+        loaded = _load()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return loaded if _agrees_with_pytorch(loaded) else None
+
+
+def used_by(model: nn.Module) -> str | None:
+    """Name the compiled code that a model may use: the last bits of its results depend on it."""
+    concerned = any(isinstance(child, (nn.Conv2d, nn.MaxPool2d)) for child in model.modules())
+    return _name() if concerned and library() is not None else None
+
+
+# Kernel gradients --------------------------------------------------------------------------------------------------
+
+
+def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Tensor) -> bool:
+    """Whether the compiled code can do this convolution, and is the faster way."""
+    return (
+        type(module) is nn.Conv2d
+        and _suits(inputs)
+        and _suits(output_gradient)
+        and module.groups == 1
+        and module.dilation[1] == 1
+        and module.padding_mode == "zeros"
+        and isinstance(module.padding, tuple)
+        and module.weight.numel() <= LARGEST_KERNEL
+        and library() is not None
+    )
+
+
+def runs_along_columns(module: nn.Conv2d) -> bool:
+    """Whether vectors run along the kernel's columns, not along the output channels: what fills them better."""
+    out, columns = module.out_channels, module.kernel_size[1] * module.in_channels
+    return -(-columns // LANES) * out < -(-out // LANES) * columns
+
+
+def kernel_gradients(
+    module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, results: Tensor, squares: Tensor
+) -> None:
+    """Write the gradients of the kernel per example, and their squared norms.
+
+    `results` is (examples, kernel rows, out, columns) if vectors run along columns, else (examples, kernel rows,
+    columns, out). A column is a place in the kernel's row and a channel.
+    """
+    _kernel_gradients(_trusted(), module, inputs, output_gradient, results, squares)
+
+
+def in_kernel_order(module: nn.Conv2d, results: Tensor) -> Tensor:
+    """Return results (examples, numbers) as a view in the parameter's order: (examples, out, in, height, width)."""
+    (height, width), out, channels = module.kernel_size, module.out_channels, module.in_channels
+    if runs_along_columns(module):
+        return results.view(-1, height, out, width, channels).permute(0, 2, 4, 1, 3)
+    return results.view(-1, height, width, channels, out).permute(0, 4, 3, 1, 2)
+
+
+def _kernel_gradients(
+    code: ctypes.CDLL, module: nn.Conv2d, inputs: Tensor, gradient: Tensor, results: Tensor, squares: Tensor
+) -> None:
+    examples, channels, height, width = inputs.shape
+    assert isinstance(module.padding, tuple)
+    described = _integers(
+        examples,
+        channels,
+        height,
+        width,
+        *gradient.shape[1:],
+        *module.kernel_size,
+        *module.stride,
+        module.dilation[0],
+        *module.padding,
+        runs_along_columns(module),
+        results.stride(1),
+        results.stride(0),
+    )
+    inputs, gradient = _channels_last(inputs), _channels_last(gradient)
+    failed = code.kernel_gradients(
+        described, _address(inputs), _address(gradient), _address(results), _address(squares)
+    )
+    if failed:
+        raise MemoryError(
+            "No memory for the gradients of a convolution's kernel. Use a smaller physical batch."
+        )
+
+
+# Max pooling -------------------------------------------------------------------------------------------------------
+
+
+def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the compiled code can do this pooling: of images that are laid out channels last."""
+    if type(module) is not nn.MaxPool2d or not _suits(inputs) or not inputs.numel():
+        return False
+    (height, width), dilation = _pair(module.kernel_size), _pair(module.dilation)
+    return (
+        height * width < 255
+        and dilation == (1, 1)
+        and not module.ceil_mode
+        and not module.return_indices
+        and inputs.is_contiguous(memory_format=torch.channels_last)
+        and library() is not None
+    )
+
+
+def max_pool(module: nn.MaxPool2d, inputs: Tensor, *, rectify: bool = False) -> Tensor:
+    """Return what the module does, and a ReLU after it if `rectify`."""
+    pooled: Tensor = _MaxPool.apply(inputs, module, rectify, _trusted())  # type: ignore[no-untyped-call]
+    return pooled
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, module: nn.MaxPool2d, rectify: bool, code: ctypes.CDLL) -> Tensor:
+        kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
+        examples, channels, *size = inputs.shape
+        out = [(size[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in range(2)]
+        outputs = torch.empty(
+            (examples, channels, *out),
+            dtype=inputs.dtype,
+            device=inputs.device,
+            memory_format=torch.channels_last,
+        )
+        places = torch.empty(
+            outputs.shape, dtype=torch.uint8, device=inputs.device, memory_format=torch.channels_last
+        )
+        described = _integers(examples, channels, *size, *out, *kernel, *stride, *padding, rectify)
+        code.max_pool(described, _address(inputs), _address(outputs), _address(places))
+        ctx.save_for_backward(places)
+        ctx.code, ctx.described, ctx.shape = code, described, inputs.shape
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (places,) = ctx.saved_tensors
+        gradient = _channels_last(gradients[0])
+        result = torch.empty(
+            ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
+        )
+        ctx.code.max_pool_backward(ctx.described, _address(gradient), _address(places), _address(result))
+        return result, None, None, None
+
+
+# Compiling and checking --------------------------------------------------------------------------------------------
+
+
+def _load() -> ctypes.CDLL:
+    """Load the compiled code from the user's cache folder, or compile it and put it there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pdpsgd"
+    name = f"native-{_name()}.so"
+    with suppress(OSError):
+        return ctypes.CDLL(str(folder / name))
+    with tempfile.TemporaryDirectory(prefix="pdpsgd-") as inside:
+        made = Path(inside) / name
+        _compile(made)
+        with suppress(OSError):  # no folder to write to: then it is compiled again the next time
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy:
+                copy.write(made.read_bytes())
+            os.replace(copy.name, folder / name)  # whole or not at all, whoever else compiles it too
+        return ctypes.CDLL(str(made))  # stays loaded when the file is gone
+
+
+def _compile(target: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    command = [compiler, *FLAGS, str(SOURCE), "-o", str(target)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+@lru_cache(maxsize=1)
+def _name() -> str:
+    """A digest of all that the compiled code depends on: the source, the flags, and the processor's abilities."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line for line in lines if line.lower().startswith(("flags", "features")))
+    except (OSError, StopIteration):
+        processor = platform.processor()
+    parts = (SOURCE.read_bytes(), repr(FLAGS).encode(), platform.machine().encode(), processor.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
+    """Compare the compiled code with PyTorch's operations, on numbers of its own that disturb no seed."""
+    numbers = torch.Generator().manual_seed(0)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        return all(
+            _same_kernel_gradients(code, numbers, *sizes) for sizes in ((3, 5, 3), (16, 17, 4), (1, 16, 8))
+        ) and all(
+            _same_pooling(code, numbers, channels, rectify)
+            for channels in (3, 18)
+            for rectify in (False, True)
+        )
+
+
+def _same_kernel_gradients(
+    code: ctypes.CDLL, numbers: torch.Generator, channels: int, out: int, kernel: int
+) -> bool:
+    module = nn.Conv2d(channels, out, kernel, stride=2, padding=1, device="meta")
+    weight = _random(numbers, out, channels, kernel, kernel).requires_grad_()
+    inputs = _random(numbers, 2, channels, 13, 11)
+    outputs = F.conv2d(inputs, weight, stride=2, padding=1)
+    gradient = _random(numbers, *outputs.shape)
+    results = _empty(2, kernel, out * kernel * channels)
+    squares = _empty(2)
+    _kernel_gradients(code, module, inputs, gradient, results, squares)
+    found = in_kernel_order(module, results.flatten(1))
+    for one in range(2):
+        (wanted,) = torch.autograd.grad(outputs[one], weight, gradient[one], retain_graph=True)
+        if not torch.allclose(found[one], wanted, rtol=1e-4, atol=1e-4):
+            return False
+        if not torch.allclose(squares[one], wanted.square().sum(), rtol=1e-4):
+            return False
+    return True
+
+
+def _same_pooling(code: ctypes.CDLL, numbers: torch.Generator, channels: int, rectify: bool) -> bool:
+    module = nn.MaxPool2d(3, stride=2, padding=1)
+    inputs = _channels_last(_random(numbers, 2, channels, 9, 8)).requires_grad_()
+    wanted = F.relu(module(inputs)) if rectify else module(inputs)
+    found = _MaxPool.apply(inputs, module, rectify, code)  # type: ignore[no-untyped-call]
+    gradient = _random(numbers, *wanted.shape)
+    (one,), (other,) = (torch.autograd.grad(outputs, inputs, gradient) for outputs in (wanted, found))
+    return torch.equal(wanted, found) and torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def _random(numbers: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=numbers, dtype=torch.float32, device="cpu")
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _trusted() -> ctypes.CDLL:
+    code = library()
+    assert code is not None
+    return code
+
+
+def _suits(images: Tensor) -> bool:
+    return images.dim() == 4 and images.dtype == torch.float32 and images.device.type == "cpu"
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _integers(*values: int) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)

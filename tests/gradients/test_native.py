@@ -1,0 +1,256 @@
+"""The compiled code gives what PyTorch's own operations give, and everything works without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pdpsgd.gradients import ClippedGradients
+from pdpsgd.layers import native
+from pdpsgd.layers.convolution import CompiledKernels, Kernels
+from pdpsgd.layers.forms import Workspace
+from pdpsgd.models import mnist_cnn, svhn_cnn
+
+with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
+sizes = st.integers(1, 5)
+
+
+@with_compiler
+@given(
+    seed=st.integers(0, 1000),
+    channels=st.sampled_from([1, 2, 3, 7, 16, 20]),
+    out=st.sampled_from([1, 3, 6, 8, 9, 16, 19, 33]),
+    kernel=st.tuples(sizes, sizes),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.integers(1, 2),
+    image=st.tuples(st.integers(5, 12), st.integers(5, 12)),
+    examples=st.integers(1, 5),
+)
+def test_kernel_gradients_are_those_of_the_matrix_products(
+    seed: int,
+    channels: int,
+    out: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: int,
+    image: tuple[int, int],
+    examples: int,
+) -> None:
+    assume(dilation * (kernel[0] - 1) < image[0])
+    torch.manual_seed(seed)
+    module = nn.Conv2d(channels, out, kernel, stride, padding, dilation=(dilation, 1))
+    inputs = torch.randn(examples, channels, *image)
+    gradient = torch.randn_like(module(inputs))
+    assert native.has_kernel_gradients(module, inputs, gradient)
+    compiled = CompiledKernels(module, inputs, gradient, Workspace())
+    exact = Kernels(module.double(), inputs.double(), gradient.double(), Workspace())
+    scale = float(exact.squared_norms().max().sqrt())
+    norms = compiled.squared_norms()
+    assert torch.allclose(norms.double(), exact.squared_norms(), rtol=1e-4, atol=1e-6 * scale)
+    weights, total = torch.rand(examples), torch.zeros(module.weight.shape)
+    compiled.add_weighted_sum(weights, total)
+    wanted = torch.tensordot(weights.double(), exact.written_out(0, examples), 1)
+    assert torch.allclose(total.double(), wanted, rtol=0, atol=1e-5 * scale)
+    # The numbers that are summed are those that the norms were taken of.
+    written = compiled.written_out(0, examples)
+    assert torch.allclose(written.flatten(1).square().sum(1), norms, rtol=1e-5)
+
+
+@with_compiler
+def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Conv2d(3, 5, 3)
+    inputs = torch.randn(6, 3, 8, 8)
+    gradient = torch.randn_like(module(inputs))
+    whole, parts = (CompiledKernels(module, inputs, gradient, Workspace()) for _ in range(2))
+    totals = torch.zeros(2, *module.weight.shape)
+    norms = whole.squared_norms()
+    whole.add_weighted_sum(torch.ones(6), totals[0])
+    monkeypatch.setattr("pdpsgd.layers.forms.ROOM", 0)
+    monkeypatch.setattr("pdpsgd.layers.forms.CACHE", 2 * module.weight.numel())
+    assert torch.equal(parts.squared_norms(), norms)
+    parts.add_weighted_sum(torch.ones(6), totals[1])
+    assert torch.allclose(totals[0], totals[1], atol=1e-4)
+
+
+@with_compiler
+@given(
+    seed=st.integers(0, 1000),
+    channels=st.sampled_from([1, 3, 6, 8, 16, 17, 32]),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padded=st.booleans(),
+    rectify=st.booleans(),
+    special=st.sampled_from([0.0, float("nan"), float("inf"), -float("inf")]),
+    image=st.tuples(st.integers(4, 9), st.integers(4, 9)),
+)
+def test_max_pooling_is_pytorchs_to_the_bit(
+    seed: int,
+    channels: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padded: bool,
+    rectify: bool,
+    special: float,
+    image: tuple[int, int],
+) -> None:
+    torch.manual_seed(seed)
+    padding = (kernel[0] // 2, kernel[1] // 2) if padded else (0, 0)
+    module = nn.MaxPool2d(kernel, stride, padding)
+    values = torch.randn(3, channels, *image).round(decimals=0)  # many numbers are equal
+    values[torch.rand_like(values) < 0.1] = special
+    inputs = values.contiguous(memory_format=torch.channels_last).requires_grad_()
+    assert native.has_max_pool(module, inputs)
+    wanted = F.relu(module(inputs)) if rectify else module(inputs)
+    found = native.max_pool(module, inputs, rectify=rectify)
+    assert torch.equal(found.nan_to_num(nan=7e7), wanted.nan_to_num(nan=7e7))
+    gradient = torch.randint(-9, 9, wanted.shape).float()  # whole numbers: their sums are exact in any order
+    (one,), (other,) = (torch.autograd.grad(outputs, inputs, gradient) for outputs in (wanted, found))
+    assert torch.equal(one, other)
+
+
+@with_compiler
+@pytest.mark.parametrize("build", [mnist_cnn, svhn_cnn])
+def test_the_papers_networks_use_it_and_agree(
+    build: Any, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    inner = native.kernel_gradients
+    monkeypatch.setattr(native, "kernel_gradients", lambda *args: (calls.append(1), inner(*args)))
+    torch.manual_seed(0)
+    shape = (3, 1, 28, 28) if build is mnist_cnn else (3, 3, 32, 32)
+    oracle.check(build(), torch.randn(shape), tolerance=1e-5)
+    assert calls
+
+
+@with_compiler
+def test_an_infinite_gradient_counts_as_zero() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2))
+    watched = ClippedGradients(module)
+    inputs = torch.randn(4, 1, 8, 8)
+    inputs[1] = float("nan")
+    inputs[2] = 1e38
+    module(inputs).sum().backward()
+    assert watched.clipped_sum(torch.ones(4), loss_reduction="sum") >= 1
+    total = torch.cat([part.flatten() for part in watched.flat_sums])
+    assert total.isfinite().all()
+    assert total.norm() <= 3
+    watched.remove()
+
+
+def script(body: str, **environment: str) -> str:
+    """Run Python in a process of its own: the code is loaded once in each."""
+    made = subprocess.run(
+        [sys.executable, "-c", f"from pdpsgd.layers import native\n{body}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+def test_it_can_be_switched_off() -> None:
+    assert script("print(native.library())", PDPSGD_NATIVE="0") == "None"
+
+
+def test_there_need_be_no_compiler(tmp_path: Path) -> None:
+    assert script("print(native.library())", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path)) == "None"
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_compiler
+def test_it_is_compiled_once_and_kept(tmp_path: Path) -> None:
+    assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
+    (kept,) = (tmp_path / "pdpsgd").iterdir()
+    assert kept.name == f"native-{native.used_by(nn.Conv2d(1, 1, 1))}.so"
+    # The second time there is no need for a compiler.
+    assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path), PATH="")
+
+
+@with_compiler
+def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
+    folder = tmp_path / "pdpsgd"
+    folder.mkdir()
+    damaged = folder / f"native-{native.used_by(nn.Conv2d(1, 1, 1))}.so"
+    damaged.write_bytes(b"no code")
+    assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
+    assert damaged.read_bytes() != b"no code"
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(in_the_way))
+
+
+@with_compiler
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("sums[s][v] += met[v] * one[s]", "sums[s][v] += met[v] * one[0]"),
+        ("row * c->dilation_height * line", "0 * line"),
+        ("total += sum_of_squares", "total = sum_of_squares"),
+        ("met > best", "met < best"),
+        ("place |= cut & NOWHERE", "place |= 0"),
+        ("place == (int32_t)(row", "place == (int32_t)(0 * row"),
+    ],
+)
+def test_code_that_computes_something_else_is_not_used(tmp_path: Path, fault: tuple[str, str]) -> None:
+    source = native.SOURCE.read_text()
+    assert source.count(fault[0]) == 1
+    wrong = tmp_path / "native.c"
+    wrong.write_text(source.replace(*fault))
+    body = f"from pathlib import Path; native.SOURCE = Path({str(wrong)!r}); print(native.library())"
+    assert script(body, XDG_CACHE_HOME=str(tmp_path)) == "None"
+
+
+@with_compiler
+@pytest.mark.parametrize("disturbance", ["set_default_dtype(torch.float64)", "set_default_device('meta')"])
+def test_the_comparison_does_not_depend_on_the_users_defaults(disturbance: str) -> None:
+    body = f"import torch; torch.{disturbance}; before = torch.get_rng_state(); print(native.library()); "
+    assert script(f"{body} print(torch.equal(before, torch.get_rng_state()))").endswith("True")
+    assert "CDLL" in script(body)
+
+
+def other_kinds() -> list[tuple[nn.Module, Tensor]]:
+    images = torch.randn(2, 4, 7, 7)
+    return [
+        (nn.Conv2d(4, 4, 3, groups=2), images),
+        (nn.Conv2d(4, 4, 3, padding="same"), images),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), images),
+        (nn.Conv2d(4, 4, 3, dilation=2), images),
+        (nn.Conv2d(4, 4, 3).double(), images.double()),
+        (nn.Conv1d(4, 4, 3), images[:, :, 0]),
+    ]
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_other_convolutions_are_left_to_the_matrix_products(case: int) -> None:
+    module, inputs = other_kinds()[case]
+    assert not native.has_kernel_gradients(module, inputs, module(inputs))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.MaxPool2d(16),
+        nn.AvgPool2d(2),
+    ],
+)
+def test_other_poolings_are_left_to_pytorch(module: nn.Module) -> None:
+    images = torch.randn(2, 4, 16, 16).contiguous(memory_format=torch.channels_last)
+    assert not native.has_max_pool(module, images)
+    assert not native.has_max_pool(nn.MaxPool2d(2), images.contiguous())
