@@ -2,10 +2,11 @@
 
     python bench/steps.py [--models mnist svhn transformer] [--batches 64 1024] [--seconds 3] [--json FILE]
 
-The contenders take turns, 16 steps each, until every one has had its share of time; what is printed is the mean
-step of the median turn, and its ratio to plain SGD in the better of the two memory layouts. "pdpsgd, whole engine"
-draws its batches itself, so that their size varies; the others are given one batch again and again. Peak memory is
-that of a process of its own. Data are random and nothing is learned: only speed is measured here.
+Each contender has a process of its own, as it has in use (in one process they would clear each other's memory away).
+They take turns, 16 steps each, until every one has had its share of time; what is printed is the mean step of the
+median turn, its ratio to plain SGD in the better of the two memory layouts, and the peak memory of the process.
+"pdpsgd, whole engine" draws its batches itself, so that their size varies; the others are given one batch again and
+again. Data are random and nothing is learned: only speed is measured here.
 
 On a machine that others use too, `--threads 1 --clock cpu` measures processor time instead of time on the wall.
 """
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pdpsgd.gradients import ClippedGradients
+from pdpsgd.layers import native
 from pdpsgd.models import mnist_cnn, svhn_cnn
 
 Step = Callable[[], None]
@@ -202,35 +204,76 @@ def prepare(contender: str, model: str, batch: int) -> Step:
     return CONTENDERS[contender](build(), draw(batch), torch.randint(10, (batch,)))
 
 
-def warmed_up(contender: str, model: str, batch: int) -> Step | None:
-    """A peer that cannot train the model is no reason to show nothing."""
-    try:
-        step = prepare(contender, model, batch)
-        for _ in range(3):
+class Contender:
+    """A process that takes so many steps whenever it is told to, and says how long a step took."""
+
+    def __init__(self, name: str, model: str, batch: int, options: argparse.Namespace) -> None:
+        command = [sys.executable, __file__, "--contender", name, "--models", model, "--batches", str(batch)]
+        command += ["--clock", options.clock, "--threads", str(torch.get_num_threads())]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.is_ready = self._read() == "ready"
+        if not self.is_ready:  # a peer that cannot train the model is no reason to show nothing
+            problem = self._process.communicate()[1].strip().splitlines()
+            print(
+                f"{name} cannot run {model}: {problem[-1] if problem else 'no reason given'}", file=sys.stderr
+            )
+
+    def turn(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{TURN}\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def end(self) -> float:
+        """Return the process's peak memory in MB."""
+        return float(self._process.communicate()[0])
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def contend(step: Step, clock: Callable[[], float]) -> None:
+    """What happens in a contender's process."""
+    for _ in range(2 * TURN):
+        step()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        step()  # warms the caches again after the others
+        start = clock()
+        for _ in range(int(line)):
             step()
-    except Exception as error:
-        print(f"{contender} cannot run {model}: {error}", file=sys.stderr)
-        return None
-    return step
+        print((clock() - start) / int(line), flush=True)
+    print(peak_of_this_process())
 
 
-def step_times(model: str, batch: int, seconds: float, clock: Callable[[], float]) -> dict[str, float]:
-    """Median milliseconds of a step; the contenders take turns."""
-    steps: dict[str, Step] = {}
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for name in CONTENDERS:
-        step = warmed_up(name, model, batch)
-        if step is not None:
-            steps[name] = step
-    end = time.perf_counter() + seconds * len(steps)
+def measure(model: str, batch: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Median milliseconds of a step, and peak memory; the contenders take turns."""
+    entered = {name: Contender(name, model, batch, options) for name in options.contenders}
+    running = {name: contender for name, contender in entered.items() if contender.is_ready}
+    times: dict[str, list[float]] = {name: [] for name in running}
+    end = time.perf_counter() + options.seconds * len(running)
     while time.perf_counter() < end:
-        for name, step in steps.items():
-            step()  # warms the caches again after the others
-            start = clock()
-            for _ in range(TURN):
-                step()
-            times[name].append((clock() - start) / TURN)
-    return {name: 1e3 * statistics.median(values) for name, values in times.items() if values}
+        for name, contender in running.items():
+            times[name].append(1e3 * contender.turn())
+    memory = {name: contender.end() for name, contender in running.items()}
+    plain = [name for name in running if name.startswith("plain")] or list(running)
+    best = min(statistics.median(times[name]) for name in plain)
+    least = min(memory[name] for name in plain)
+    return [
+        {
+            "model": model,
+            "batch": batch,
+            "contender": name,
+            "milliseconds": statistics.median(times[name]),
+            "time_ratio": statistics.median(times[name]) / best,
+            "peak_mb": memory[name],
+            "memory_ratio": memory[name] / least,
+        }
+        for name in running
+    ]
 
 
 def engine_shares(model: str, batch: int, seconds: float) -> dict[str, float]:
@@ -272,13 +315,6 @@ def engine_shares(model: str, batch: int, seconds: float) -> dict[str, float]:
     return {share: value / whole for share, value in spent.items()}
 
 
-def peak_memory(contender: str, model: str, batch: int) -> float | None:
-    """Peak resident MB of a process that does nothing else."""
-    command = [sys.executable, __file__, "--peak-of", contender, "--models", model, "--batches", str(batch)]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
-    return float(done.stdout) if done.returncode == 0 else None
-
-
 def peak_of_this_process() -> float:
     """Peak resident MB. (On Linux getrusage would give the parent's, if that was larger.)"""
     status = pathlib.Path("/proc/self/status")
@@ -286,6 +322,15 @@ def peak_of_this_process() -> float:
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['milliseconds']:.2f}",
+        f"{row['time_ratio']:.2f}",
+        f"{row['peak_mb']:.0f}",
+        f"{row['memory_ratio']:.2f}",
+    ]
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -296,11 +341,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             table.add_column(column, justify="left" if not column else "right")
         chosen = [row for row in rows if (row["model"], row["batch"]) == (model, batch)]
         for row in chosen:
-            memory = "-" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}"
-            ratio = "-" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
-            table.add_row(
-                row["contender"], f"{row['milliseconds']:.2f}", f"{row['time_ratio']:.2f}", memory, ratio
-            )
+            table.add_row(row["contender"], *cells(row))
         console.print(table)
 
 
@@ -310,7 +351,8 @@ def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str
         "# Time and memory of a training step",
         "",
         f"Written by `python bench/steps.py --page FILE`: torch {torch.__version__}, {torch.get_num_threads()} "
-        f"threads, {os.cpu_count()} processor cores, all contenders in turn in one run. Random data, the paper's two "
+        f"threads, {os.cpu_count()} processor cores, all contenders in turn in one run, each in a process of its own; "
+        f"compiled code: {'yes' if native.library() else 'no'}. Random data, the paper's two "
         "networks and a transformer of two layers of width 64. *Clipped sums* is a step with our gradients and "
         "nothing else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes "
         "its noise.",
@@ -318,13 +360,9 @@ def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str
         "| model | batch | contender | ms a step | x best plain SGD | peak MB | x plain SGD |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        memory = "" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}"
-        ratio = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
-        lines.append(
-            f"| {row['model']} | {row['batch']} | {row['contender']} | {row['milliseconds']:.2f} | "
-            f"{row['time_ratio']:.2f} | {memory} | {ratio} |"
-        )
+    lines += [
+        f"| {row['model']} | {row['batch']} | {row['contender']} | {' | '.join(cells(row))} |" for row in rows
+    ]
     lines += ["", "Of a step through the engine (accounting takes nothing: the plan has done it before):", ""]
     lines += ["| step | drawing | noise | bookkeeping |", "|---|---|---|---|"]
     lines += [
@@ -344,47 +382,27 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--threads", type=int, help="how many threads torch may use")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--page", metavar="FILE", help="write the tables as Markdown")
-    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.peak_of:
-        step = prepare(options.peak_of, options.models[0], options.batches[0])
-        for _ in range(5):
-            step()
-        print(peak_of_this_process())
-        return
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    clock = time.process_time if options.clock == "cpu" else time.perf_counter
-    for name in set(CONTENDERS) - set(options.contenders):
-        del CONTENDERS[name]
+    if options.contender:
+        step = prepare(options.contender, options.models[0], options.batches[0])
+        contend(step, time.process_time if options.clock == "cpu" else time.perf_counter)
+        return
     rows: list[dict[str, Any]] = []
     shares: dict[str, dict[str, float]] = {}
     for model in options.models:
         for batch in options.batches:
-            times = step_times(model, batch, options.seconds, clock)
-            memory = {name: None if options.no_memory else peak_memory(name, model, batch) for name in times}
-            best = min(value for name, value in times.items() if name.startswith("plain"))
-            least = min((memory[name] or 0.0) for name in times if name.startswith("plain"))
-            for name, value in times.items():
-                rows.append(
-                    {
-                        "model": model,
-                        "batch": batch,
-                        "contender": name,
-                        "milliseconds": value,
-                        "time_ratio": value / best,
-                        "peak_mb": memory[name],
-                        "memory_ratio": memory[name] / least if memory[name] and least else None,
-                    }
-                )
-            show(rows[-len(times) :])
-            if "pdpsgd, whole engine" in times:
-                shares[f"{model}, batch {batch}"] = found = engine_shares(model, batch, options.seconds)
-                parts = ", ".join(f"{share} {value:.1%}" for share, value in found.items())
-                print(f"Of a step through the engine: {parts}. Accounting: none, the plan has done it.")
+            found = measure(model, batch, options)
+            rows += found
+            show(found)
+            if "pdpsgd, whole engine" in options.contenders:
+                shares[f"{model}, batch {batch}"] = parts = engine_shares(model, batch, options.seconds)
+                said = ", ".join(f"{share} {value:.1%}" for share, value in parts.items())
+                print(f"Of a step through the engine: {said}. Accounting: none, the plan has done it.")
     if options.page:
         pathlib.Path(options.page).write_text(page(rows, shares), encoding="utf-8")
     if options.json:
@@ -393,6 +411,7 @@ def main() -> None:
                 "threads": torch.get_num_threads(),
                 "clock": options.clock,
                 "torch": torch.__version__,
+                "compiled_code": native.library() is not None,
             }
             json.dump({**settings, "rows": rows, "engine_shares": shares}, file, indent=1)
 

@@ -16,7 +16,9 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef int32_t integers __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-static inline long smaller(long a, long b) { return a < b ? a : b; }
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE long smaller(long a, long b) { return a < b ? a : b; }
 
 /* A vector of which only the first `room` numbers are there to be read or written. */
 #define LOAD(type, from, room) \
@@ -54,7 +56,7 @@ typedef struct {
 } factor;
 
 /* Sum over positions of scalars (x) vectors, in registers. The numbers of both are constants once this is inlined. */
-static inline __attribute__((always_inline)) void tile(
+INLINE void tile(
     const convolution *c, factor scalar, factor vectors, int scalars, int count, float *result, long width, long valid)
 {
     vector sums[SCALARS][VECTORS];
@@ -180,55 +182,72 @@ typedef struct {
 
 enum { NOWHERE = 255 }; /* the place of a maximum that ReLU cuts off */
 
-static inline integers choose(integers which, integers yes, integers no) { return (which & yes) | (~which & no); }
+INLINE integers choose(integers which, integers yes, integers no) { return (which & yes) | (~which & no); }
 
-/* The places of a window that lie inside the image. */
+/* The places of a window that lie inside the image: all of them, if nothing was added around it. */
 typedef struct {
     long top, left, first_row, last_row, first_column, last_column;
 } window;
 
-static inline window window_at(const pooling *p, long y, long x)
+INLINE window window_at(const pooling *p, long y, long x, long high, long wide, int padded)
 {
     long top = y * p->stride_height - p->padding_height, left = x * p->stride_width - p->padding_width;
-    return (window){top, left, top < 0 ? -top : 0, smaller(p->kernel_height, p->height - top),
-                    left < 0 ? -left : 0, smaller(p->kernel_width, p->width - left)};
+    if (!padded)
+        return (window){top, left, 0, high, 0, wide};
+    return (window){top, left, top < 0 ? -top : 0, smaller(high, p->height - top),
+                    left < 0 ? -left : 0, smaller(wide, p->width - left)};
 }
 
 #define FOR_EACH_PLACE(w, row, column) \
     for (long row = (w).first_row; row < (w).last_row; row++) \
         for (long column = (w).first_column; column < (w).last_column; column++)
 
+/* Calls a function for each example, with constants for the pooling that everybody uses. */
+#define FOR_EACH_EXAMPLE(p, function, ...) \
+    _Pragma("omp parallel for schedule(static)") \
+    for (long n = 0; n < (p)->examples; n++) { \
+        int padded = (p)->padding_height || (p)->padding_width; \
+        if ((p)->kernel_height == 2 && (p)->kernel_width == 2 && !padded) \
+            function(p, n, 2, 2, 0, __VA_ARGS__); \
+        else \
+            function(p, n, (p)->kernel_height, (p)->kernel_width, padded, __VA_ARGS__); \
+    }
+
+INLINE void pool_one(const pooling *p, long n, long high, long wide, int padded,
+                     const float *inputs, float *outputs, uint8_t *places)
+{
+    long channels = p->channels, image = p->height * p->width * channels;
+    long map = p->out_height * p->out_width * channels;
+    for (long y = 0; y < p->out_height; y++)
+        for (long x = 0; x < p->out_width; x++) {
+            window w = window_at(p, y, x, high, wide, padded);
+            for (long first = 0; first < channels; first += LANES) {
+                vector best = {0};
+                integers place = (integers){0} + NOWHERE;
+                FOR_EACH_PLACE(w, row, column) {
+                    long from = ((w.top + row) * p->width + w.left + column) * channels + first;
+                    vector met = LOAD(vector, inputs + n * image + from, image - from);
+                    integers larger = (met > best) | (met != met) | (place == NOWHERE);
+                    best = (vector)choose(larger, (integers)met, (integers)best);
+                    place = choose(larger, (integers){0} + (int32_t)(row * wide + column), place);
+                }
+                if (p->rectify) {
+                    integers cut = best <= 0;
+                    best = (vector)(~cut & (integers)best);
+                    place |= cut & NOWHERE;
+                }
+                long to = (y * p->out_width + x) * channels + first;
+                STORE(vector, outputs + n * map + to, best, map - to);
+                STORE(bytes, places + n * map + to, __builtin_convertvector(place, bytes), map - to);
+            }
+        }
+}
+
 /* The maximum of each window, and its place in it. NaN counts as the largest, as it does in PyTorch.
  * Vectors may reach into the next position: it is overwritten when its turn comes. */
 void max_pool(const pooling *p, const float *inputs, float *outputs, uint8_t *places)
 {
-    long channels = p->channels, image = p->height * p->width * channels;
-    long map = p->out_height * p->out_width * channels;
-#pragma omp parallel for schedule(static)
-    for (long n = 0; n < p->examples; n++)
-        for (long y = 0; y < p->out_height; y++)
-            for (long x = 0; x < p->out_width; x++) {
-                window w = window_at(p, y, x);
-                for (long first = 0; first < channels; first += LANES) {
-                    vector best = {0};
-                    integers place = (integers){0} + NOWHERE;
-                    FOR_EACH_PLACE(w, row, column) {
-                        long from = ((w.top + row) * p->width + w.left + column) * channels + first;
-                        vector met = LOAD(vector, inputs + n * image + from, image - from);
-                        integers larger = (met > best) | (met != met) | (place == NOWHERE);
-                        best = (vector)choose(larger, (integers)met, (integers)best);
-                        place = choose(larger, (integers){0} + (int32_t)(row * p->kernel_width + column), place);
-                    }
-                    if (p->rectify) {
-                        integers cut = best <= 0;
-                        best = (vector)(~cut & (integers)best);
-                        place |= cut & NOWHERE;
-                    }
-                    long to = (y * p->out_width + x) * channels + first;
-                    STORE(vector, outputs + n * map + to, best, map - to);
-                    STORE(bytes, places + n * map + to, __builtin_convertvector(place, bytes), map - to);
-                }
-            }
+    FOR_EACH_EXAMPLE(p, pool_one, inputs, outputs, places)
 }
 
 /* What each maximum passes back to its place. */
@@ -236,28 +255,22 @@ void max_pool_backward(const pooling *p, const float *gradients, const uint8_t *
 {
     long channels = p->channels, image = p->height * p->width * channels;
     long map = p->out_height * p->out_width * channels;
-    integers lane;
-    for (int i = 0; i < LANES; i++)
-        lane[i] = i;
+    long offsets[NOWHERE + 1] = {0};
+    for (long place = 0; place < p->kernel_height * p->kernel_width; place++)
+        offsets[place] = (place / p->kernel_width * p->width + place % p->kernel_width) * channels;
 #pragma omp parallel for schedule(static)
     for (long n = 0; n < p->examples; n++) {
-        memset(results + n * image, 0, sizeof(float) * image);
+        const float *gradient = gradients + n * map;
+        const uint8_t *place = places + n * map;
+        float *result = results + n * image;
+        memset(result, 0, sizeof(float) * image);
         for (long y = 0; y < p->out_height; y++)
-            for (long x = 0; x < p->out_width; x++) {
-                window w = window_at(p, y, x);
-                for (long first = 0; first < channels; first += LANES) {
-                    long from = (y * p->out_width + x) * channels + first;
-                    integers mine = lane < (int32_t)smaller(LANES, channels - first);
-                    integers gradient = mine & (integers)LOAD(vector, gradients + n * map + from, map - from);
-                    bytes known = LOAD(bytes, places + n * map + from, map - from);
-                    integers place = __builtin_convertvector(known, integers);
-                    FOR_EACH_PLACE(w, row, column) {
-                        long to = ((w.top + row) * p->width + w.left + column) * channels + first;
-                        float *result = results + n * image + to;
-                        integers passes = place == (int32_t)(row * p->kernel_width + column);
-                        vector total = LOAD(vector, result, image - to) + (vector)(passes & gradient);
-                        STORE(vector, result, total, image - to);
-                    }
+            for (long x = 0; x < p->out_width; x++, gradient += channels, place += channels) {
+                long top = y * p->stride_height - p->padding_height, left = x * p->stride_width - p->padding_width;
+                long corner = (top * p->width + left) * channels, somewhere = corner < 0 ? 0 : corner;
+                for (long i = 0; i < channels; i++) {
+                    int nothing = place[i] == NOWHERE; /* adds 0, because that is faster than a branch */
+                    result[(nothing ? somewhere : corner + offsets[place[i]]) + i] += nothing ? 0 : gradient[i];
                 }
             }
     }
