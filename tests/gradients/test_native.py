@@ -28,6 +28,22 @@ sizes = st.integers(1, 5)
 @with_compiler
 @given(
     seed=st.integers(0, 1000),
+    shape=st.tuples(st.integers(0, 9), st.integers(1, 70), st.integers(1, 50)),
+    power=st.integers(-40, 30),
+)
+def test_sums_are_those_of_float64(seed: int, shape: tuple[int, int, int], power: int) -> None:
+    torch.manual_seed(seed)
+    values = torch.randn(shape) * 10.0**power
+    wanted = values.double().flatten(1).square().sum(1)
+    assert torch.allclose(native.row_squares(values.flatten(1)), wanted, rtol=1e-12, atol=0)
+    scale = float(values.abs().max()) if values.numel() else 1.0
+    found = native.position_sums(values).double()
+    assert torch.allclose(found, values.double().sum(1), rtol=0, atol=1e-5 * scale * shape[1])
+
+
+@with_compiler
+@given(
+    seed=st.integers(0, 1000),
     channels=st.sampled_from([1, 2, 3, 7, 16, 20]),
     out=st.sampled_from([1, 3, 6, 8, 9, 16, 19, 33]),
     kernel=st.tuples(sizes, sizes),
@@ -175,7 +191,7 @@ def test_there_need_be_no_compiler(tmp_path: Path) -> None:
 def test_it_is_compiled_once_and_kept(tmp_path: Path) -> None:
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
     (kept,) = (tmp_path / "pdpsgd").iterdir()
-    assert kept.name == f"native-{native.used_by(nn.Conv2d(1, 1, 1))}.so"
+    assert kept.name == f"native-{native.description()}.so"
     # The second time there is no need for a compiler.
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path), PATH="")
 
@@ -184,7 +200,7 @@ def test_it_is_compiled_once_and_kept(tmp_path: Path) -> None:
 def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
     folder = tmp_path / "pdpsgd"
     folder.mkdir()
-    damaged = folder / f"native-{native.used_by(nn.Conv2d(1, 1, 1))}.so"
+    damaged = folder / f"native-{native.description()}.so"
     damaged.write_bytes(b"no code")
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
     assert damaged.read_bytes() != b"no code"
@@ -200,6 +216,8 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
         ("sums[s][v] += met[v] * one[s]", "sums[s][v] += met[v] * one[0]"),
         ("row * c->dilation_height * line", "0 * line"),
         ("total += sum_of_squares", "total = sum_of_squares"),
+        ("squares[row] =", "squares[0] ="),
+        ("sum[j] += met[j]", "sum[j] = met[j]"),
         ("met > best", "met < best"),
         ("place |= cut & NOWHERE", "place |= 0"),
         ("nothing ? 0 : gradient[i]", "nothing ? 0 : gradient[0]"),
@@ -212,6 +230,14 @@ def test_code_that_computes_something_else_is_not_used(tmp_path: Path, fault: tu
     wrong.write_text(source.replace(*fault))
     body = f"from pathlib import Path; native.SOURCE = Path({str(wrong)!r}); print(native.library())"
     assert script(body, XDG_CACHE_HOME=str(tmp_path)) == "None"
+
+
+@with_compiler
+def test_processors_without_avx512_get_other_code_that_agrees(tmp_path: Path) -> None:
+    body = (
+        "native.FLAGS = tuple(f.replace('native', 'haswell') for f in native.FLAGS); print(native.library())"
+    )
+    assert "CDLL" in script(body, XDG_CACHE_HOME=str(tmp_path))
 
 
 @with_compiler

@@ -48,8 +48,7 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
                 kernel_gradient(module, accurate(inputs), accurate(output_gradient), site.recorder.workspace),
             )
         if module.bias is not None and module.bias.requires_grad:
-            spatial = tuple(range(2, output_gradient.dim()))
-            yield module.bias, WrittenOut(accurate(output_gradient).sum(spatial), module.bias.shape)
+            yield module.bias, WrittenOut(position_sums(accurate(output_gradient)), module.bias.shape)
 
     return site.watch(outputs, inputs, gradients)
 
@@ -61,6 +60,15 @@ def channels_last(images: Tensor) -> Tensor:
     if channels == 1:  # both layouts are the same in memory; say which one is meant
         return images.as_strided(images.shape, (height * width, 1, width, 1))
     return images
+
+
+def position_sums(images: Tensor) -> Tensor:
+    """Return (examples, channels, ...) summed over all positions."""
+    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
+        by_position = images.movedim(1, -1).flatten(1, -2)
+        if native.has_sums(by_position):
+            return native.position_sums(by_position)
+    return images.sum(tuple(range(2, images.dim())))
 
 
 def kernel_gradient(

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdpsgd.layers import native
+
 # A parameter, and its gradient per example. (A module's weight is a Tensor to the type checker.)
 Gradient = Iterator[tuple[Tensor, "PerExample"]]
 
@@ -344,7 +346,10 @@ def shift_gradient(output_gradient: Tensor) -> WrittenOut:
 
 def row_squared_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the sum of squares of each row (all but the first dimension)."""
-    norms: Tensor = torch.linalg.vector_norm(as_rows(rows), dim=1, dtype=dtype)
+    rows = as_rows(rows)
+    if native.has_sums(rows):
+        return native.row_squares(rows).to(dtype or rows.dtype)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
     return norms.square()
 
 

@@ -1,6 +1,6 @@
-/* The two things that take PyTorch's own operations longest: the gradient of a convolution's kernel for each example,
- * and max pooling. Images are laid out channels last: (examples, height, width, channels). Compiled, checked and called
- * by native.py; nothing here allocates what outlives a call. */
+/* What takes PyTorch's own operations longest: the gradient of a convolution's kernel for each example, max pooling, and
+ * sums over short rows. Images are laid out channels last: (examples, height, width, channels). Compiled, checked and
+ * called by native.py; nothing here allocates what outlives a call. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,12 +8,18 @@
 
 #ifdef __AVX512F__
 enum { LANES = 16, SCALARS = 8, VECTORS = 3 }; /* SCALARS * VECTORS sums are kept in registers */
-#else
+#elif defined(__AVX2__)
 enum { LANES = 8, SCALARS = 4, VECTORS = 3 };
+#else
+#error "worth it only where a register holds eight numbers"
 #endif
 
+enum { MUCH = 1 << 15 }; /* numbers; fewer are not worth a second thread */
+
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t integers __attribute__((vector_size(4 * LANES), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float half_vector __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
+typedef double halves __attribute__((vector_size(4 * LANES)));
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -38,6 +44,48 @@ INLINE long smaller(long a, long b) { return a < b ? a : b; }
         else \
             memcpy(to, &_stored, sizeof(*(to)) * (room)); \
     } while (0)
+
+/* ---- Sums ---- */
+
+static double sum_of_squares(const float *values, long count)
+{
+    halves sums[2] = {{0}}; /* in double precision: a square may be too small, or too large, for a float */
+    long i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int half = 0; half < 2; half++) {
+            halves met = __builtin_convertvector(*(const half_vector *)(values + i + half * LANES / 2), halves);
+            sums[half] += met * met;
+        }
+    double total = 0;
+    for (; i < count; i++)
+        total += (double)values[i] * values[i];
+    for (int lane = 0; lane < LANES / 2; lane++)
+        total += sums[0][lane] + sums[1][lane];
+    return total;
+}
+
+/* The sum of squares of each row. */
+void row_squares(int64_t rows, int64_t width, const float *values, double *squares)
+{
+#pragma omp parallel for schedule(static) if (rows * width > MUCH)
+    for (long row = 0; row < rows; row++)
+        squares[row] = sum_of_squares(values + row * width, width);
+}
+
+/* From (examples, positions, width) to (examples, width). */
+void position_sums(int64_t examples, int64_t positions, int64_t width, const float *values, float *sums)
+{
+#pragma omp parallel for schedule(static) if (examples * positions * width > MUCH)
+    for (long n = 0; n < examples; n++) {
+        float *restrict sum = sums + n * width;
+        memset(sum, 0, sizeof(float) * width);
+        for (long i = 0; i < positions; i++) {
+            const float *restrict met = values + (n * positions + i) * width;
+            for (long j = 0; j < width; j++)
+                sum[j] += met[j];
+        }
+    }
+}
 
 /* ---- Kernel gradients ---- */
 
@@ -107,25 +155,7 @@ static void products(
         }
 }
 
-static double sum_of_squares(const float *values, long count)
-{
-    vector sums[4] = {{0}};
-    long i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES)
-        for (int v = 0; v < 4; v++) {
-            vector met = *(const vector *)(values + i + v * LANES);
-            sums[v] += met * met;
-        }
-    double total = 0;
-    for (; i < count; i++)
-        total += (double)values[i] * values[i];
-    for (int v = 0; v < 4; v++)
-        for (int lane = 0; lane < LANES; lane++)
-            total += sums[v][lane];
-    return total;
-}
-
-/* Results (kernel rows, examples, ...), and their squared norms. Returns 0, or 1 if there was no memory. */
+/* Results (examples, kernel rows, ...), and their squared norms. Returns 0, or 1 if there was no memory. */
 int kernel_gradients(
     const convolution *c, const float *inputs, const float *gradients, float *results, float *squares)
 {
@@ -250,6 +280,20 @@ void max_pool(const pooling *p, const float *inputs, float *outputs, uint8_t *pl
     FOR_EACH_EXAMPLE(p, pool_one, inputs, outputs, places)
 }
 
+/* The same by vectors, where they are full and the whole window is in the image. */
+INLINE void pass_back(const pooling *p, const float *gradient, const uint8_t *places, float *corner)
+{
+    for (long first = 0; first < p->channels; first += LANES) {
+        integers passed = *(const integers *)(gradient + first);
+        integers place = __builtin_convertvector(*(const bytes *)(places + first), integers);
+        for (long row = 0; row < p->kernel_height; row++)
+            for (long column = 0; column < p->kernel_width; column++) {
+                vector *result = (vector *)(corner + (row * p->width + column) * p->channels + first);
+                *result += (vector)(passed & (place == (int32_t)(row * p->kernel_width + column)));
+            }
+    }
+}
+
 /* What each maximum passes back to its place. */
 void max_pool_backward(const pooling *p, const float *gradients, const uint8_t *places, float *results)
 {
@@ -267,6 +311,10 @@ void max_pool_backward(const pooling *p, const float *gradients, const uint8_t *
         for (long y = 0; y < p->out_height; y++)
             for (long x = 0; x < p->out_width; x++, gradient += channels, place += channels) {
                 long top = y * p->stride_height - p->padding_height, left = x * p->stride_width - p->padding_width;
+                if (channels % LANES == 0 && !p->padding_height && !p->padding_width) {
+                    pass_back(p, gradient, place, result + (top * p->width + left) * channels);
+                    continue;
+                }
                 long corner = (top * p->width + left) * channels, somewhere = corner < 0 ? 0 : corner;
                 for (long i = 0; i < channels; i++) {
                     int nothing = place[i] == NOWHERE; /* adds 0, because that is faster than a branch */

@@ -1,8 +1,9 @@
-"""Compiled code for the two operations that hold a private step up: kernel gradients per example, and max pooling.
+"""Compiled code for what holds a private step up: kernel gradients per example, max pooling, sums over short rows.
 
 `native.c` is compiled the first time it is needed, in about a second, if the machine has a C compiler (`cc`, `gcc` or
-`clang`), and kept in the user's cache folder. Before it is used, its results are compared with PyTorch's own. Without
-a compiler, with other results, or with PDPSGD_NATIVE=0, PyTorch's operations do the same, more slowly.
+`clang`) and a processor with AVX2, and kept in the user's cache folder. Before it is used, its results are compared
+with PyTorch's own. Without a compiler, with other results, or with PDPSGD_NATIVE=0, PyTorch's operations do the same,
+more slowly.
 """
 
 from __future__ import annotations
@@ -45,10 +46,44 @@ def library() -> ctypes.CDLL | None:
     return loaded if _agrees_with_pytorch(loaded) else None
 
 
-def used_by(model: nn.Module) -> str | None:
-    """Name the compiled code that a model may use: the last bits of its results depend on it."""
-    concerned = any(isinstance(child, (nn.Conv2d, nn.MaxPool2d)) for child in model.modules())
-    return _name() if concerned and library() is not None else None
+def description() -> str | None:
+    """Name the compiled code in use: the last bits of a result depend on it."""
+    return _name() if library() is not None else None
+
+
+# Sums --------------------------------------------------------------------------------------------------------------
+
+
+def has_sums(values: Tensor) -> bool:
+    """Whether the compiled code can add up these numbers."""
+    return (
+        values.dtype == torch.float32
+        and values.device.type == "cpu"
+        and values.is_contiguous()
+        and library() is not None
+    )
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """Return the sum of squares of each row, in float64."""
+    return _row_squares(_trusted(), rows)
+
+
+def position_sums(values: Tensor) -> Tensor:
+    """Return the sums over the middle dimension of (examples, positions, width)."""
+    return _position_sums(_trusted(), values)
+
+
+def _row_squares(code: ctypes.CDLL, rows: Tensor) -> Tensor:
+    squares = torch.empty(rows.shape[0], dtype=torch.float64, device="cpu")
+    code.row_squares(*map(ctypes.c_int64, rows.shape), _address(rows), _address(squares))
+    return squares
+
+
+def _position_sums(code: ctypes.CDLL, values: Tensor) -> Tensor:
+    sums = torch.empty(values.shape[0], values.shape[2], dtype=torch.float32, device="cpu")
+    code.position_sums(*map(ctypes.c_int64, values.shape), _address(values), _address(sums))
+    return sums
 
 
 # Kernel gradients --------------------------------------------------------------------------------------------------
@@ -224,13 +259,25 @@ def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
     """Compare the compiled code with PyTorch's operations, on numbers of its own that disturb no seed."""
     numbers = torch.Generator().manual_seed(0)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        return all(
-            _same_kernel_gradients(code, numbers, *sizes) for sizes in ((3, 5, 3), (16, 17, 4), (1, 16, 8))
-        ) and all(
-            _same_pooling(code, numbers, channels, rectify)
-            for channels in (3, 18)
-            for rectify in (False, True)
+        return (
+            _same_sums(code, numbers)
+            and all(
+                _same_kernel_gradients(code, numbers, *sizes)
+                for sizes in ((3, 5, 3), (16, 17, 4), (1, 16, 8))
+            )
+            and all(
+                _same_pooling(code, numbers, channels, rectify)
+                for channels in (3, 18)
+                for rectify in (False, True)
+            )
         )
+
+
+def _same_sums(code: ctypes.CDLL, numbers: torch.Generator) -> bool:
+    values = _random(numbers, 3, 5, 37)
+    squares, sums = _row_squares(code, values.flatten(1)), _position_sums(code, values)
+    wanted = values.double().square().sum((1, 2))
+    return torch.allclose(squares, wanted, rtol=1e-12) and torch.allclose(sums, values.sum(1), atol=1e-5)
 
 
 def _same_kernel_gradients(
