@@ -63,6 +63,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         "pdpsgd/report/page.css",
         "pdpsgd/report/page.js",
         "pdpsgd/cli/plan.py",
+        "pdpsgd/layers/native.c",
     } <= names
     assert all(re.match(r"pdpsgd(-[\d.]+\.dist-info)?/", name) for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
