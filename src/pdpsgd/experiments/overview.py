@@ -26,11 +26,10 @@ reproduce pages` writes these pages again.
 Test accuracy in percent at k = 0 (20 groups of budgets in [0.5, 1], delta 1e-5): mean ± standard deviation
 (seeds). Ours is sound: PLD, everybody charged. The paper's own figures rest on a bookkeeping that does not
 keep its promise (see `docs/everybody-pays.md`). Uniform DP-SGD, at the strictest budget, was given the same
-search: two or three learning rates on 5,000 held-out training people, one seed. For the paper's network on
-SVHN nothing was searched: both systems use one recipe. The number of steps was settled while looking at validation
-accuracies of `pdp-sgd-exact` on MNIST; all trials, also those outside the final grid, are on the search
-page. A validation accuracy from 5,000 people is uncertain by about 0.5 points, which is more than some of
-the choices turn on; compare the search page.
+search: two or three learning rates on 5,000 held-out training people, one seed (one rate only for the long
+training on SVHN). The number of steps was settled while looking at validation accuracies of `pdp-sgd-exact`
+on MNIST; all trials, also those outside the final grid, are on the search page. A validation accuracy from
+5,000 people is uncertain by about 0.5 points, which is more than some of the choices turn on.
 
 {headline}
 
