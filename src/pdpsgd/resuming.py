@@ -97,7 +97,7 @@ def describe_run(engine: PrivacyEngine) -> dict[str, Any]:
         "model": describe_model(engine.module),
         "optimizer": describe_optimizer(engine.optimizer.original),
         "options": engine.options,
-        "compiled code": native.description(),
+        "compiled code": engine.ranks.spread_object(native.description()),
         "number of ranks": engine.ranks.world_size,
     }
 

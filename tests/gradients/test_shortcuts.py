@@ -80,3 +80,61 @@ def test_channels_last_says_so_also_for_one_channel(channels: int) -> None:
     images = torch.randn(2, channels, 4, 5)
     assert torch.equal(channels_last(images), images)
     assert channels_last(images).stride() == (20 * channels, 1, 5 * channels, channels)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
+@pytest.mark.parametrize("double", [False, True])
+def test_what_comes_after_a_pooling_may_overwrite_it(activation: type[nn.Module], double: bool) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2), nn.Dropout(0.5, inplace=True))
+    ends = nn.Sequential(nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2))
+    for model in (module, ends):
+        model = model.double() if double else model
+        watched = ClippedGradients(model)
+        outputs = model(torch.randn(2, 1, 8, 8, dtype=torch.float64 if double else torch.float32))
+        outputs.mul_(2).sum().backward()
+        watched.clipped_sum(torch.ones(2), loss_reduction="sum")
+        watched.remove()
+
+
+def test_an_activation_in_place_changes_what_it_is_given() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(1, 3, 3)
+            self.pooled = nn.Sequential(nn.ReLU(inplace=True), nn.MaxPool2d(2))
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.first(images)
+            return self.pooled(x).sum((1, 2, 3)) + x.sum((1, 2, 3))
+
+    model, images = Model(), torch.randn(2, 1, 8, 8)
+    expected = model(images)
+    watched = ClippedGradients(model)
+    assert torch.allclose(model(images), expected, rtol=1e-5)
+    watched.remove()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_forward_of_the_users_own_is_used(index: int) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2))
+    images = torch.randn(2, 1, 8, 8)
+    own = module[index].forward
+    module[index].forward = lambda x: own(x) + 3
+    expected = module(images)
+    watched = ClippedGradients(module)
+    assert torch.allclose(module(images), expected, rtol=1e-4)
+    watched.remove()
+    assert torch.allclose(module(images), expected)
+
+
+def test_hooks_on_all_modules_see_all_modules() -> None:
+    seen = []
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2))
+    watched = ClippedGradients(module)
+    hook = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(type(part)))
+    try:
+        module(torch.randn(2, 1, 8, 8))
+    finally:
+        hook.remove()
+    assert {nn.Conv2d, nn.ReLU, nn.MaxPool2d} <= set(seen)
+    watched.remove()

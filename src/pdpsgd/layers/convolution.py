@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pdpsgd.errors import fail
 from pdpsgd.layers import native
 from pdpsgd.layers.forms import (
     CACHE,
@@ -40,8 +41,14 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
     if site.recorder.channels_last and inputs.dim() == 4:
         inputs, weight = channels_last(inputs), channels_last(weight)
     outputs = module._conv_forward(inputs, weight, bias)
+    geometry = _geometry(module)
 
     def gradients(output_gradient: Tensor) -> Gradient:
+        if _geometry(module) != geometry:
+            fail(
+                f"The stride, padding, dilation or groups of {site.name} were changed between its use and "
+                f"optimizer.step(): from {geometry} to {_geometry(module)}. Change them after the step."
+            )
         if module.weight.requires_grad:
             yield (
                 module.weight,
@@ -51,6 +58,10 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
             yield module.bias, WrittenOut(position_sums(accurate(output_gradient)), module.bias.shape)
 
     return site.watch(outputs, inputs, gradients)
+
+
+def _geometry(module: Convolution) -> tuple[object, ...]:
+    return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
 
 def channels_last(images: Tensor) -> Tensor:
@@ -66,7 +77,7 @@ def position_sums(images: Tensor) -> Tensor:
     """Return (examples, channels, ...) summed over all positions."""
     if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
         by_position = images.movedim(1, -1).flatten(1, -2)
-        if native.has_sums(by_position):
+        if by_position.shape[1] <= native.MOST_POSITIONS and native.has_sums(by_position):
             return native.position_sums(by_position)
     return images.sum(tuple(range(2, images.dim())))
 

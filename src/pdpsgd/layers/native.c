@@ -232,17 +232,6 @@ INLINE window window_at(const pooling *p, long y, long x, long high, long wide, 
     for (long row = (w).first_row; row < (w).last_row; row++) \
         for (long column = (w).first_column; column < (w).last_column; column++)
 
-/* Calls a function for each example, with constants for the pooling that everybody uses. */
-#define FOR_EACH_EXAMPLE(p, function, ...) \
-    _Pragma("omp parallel for schedule(static)") \
-    for (long n = 0; n < (p)->examples; n++) { \
-        int padded = (p)->padding_height || (p)->padding_width; \
-        if ((p)->kernel_height == 2 && (p)->kernel_width == 2 && !padded) \
-            function(p, n, 2, 2, 0, __VA_ARGS__); \
-        else \
-            function(p, n, (p)->kernel_height, (p)->kernel_width, padded, __VA_ARGS__); \
-    }
-
 INLINE void pool_one(const pooling *p, long n, long high, long wide, int padded,
                      const float *inputs, float *outputs, uint8_t *places)
 {
@@ -277,7 +266,14 @@ INLINE void pool_one(const pooling *p, long n, long high, long wide, int padded,
  * Vectors may reach into the next position: it is overwritten when its turn comes. */
 void max_pool(const pooling *p, const float *inputs, float *outputs, uint8_t *places)
 {
-    FOR_EACH_EXAMPLE(p, pool_one, inputs, outputs, places)
+    int padded = p->padding_height || p->padding_width;
+    int usual = p->kernel_height == 2 && p->kernel_width == 2 && !padded;
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < p->examples; n++)
+        if (usual) /* the same with constants, which makes it twice as fast */
+            pool_one(p, n, 2, 2, 0, inputs, outputs, places);
+        else
+            pool_one(p, n, p->kernel_height, p->kernel_width, padded, inputs, outputs, places);
 }
 
 /* The same by vectors, where they are full and the whole window is in the image. */

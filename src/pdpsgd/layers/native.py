@@ -9,15 +9,8 @@ more slowly.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,30 +18,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-SOURCE = Path(__file__).with_name("native.c")
-COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
+from pdpsgd.layers import compiling
+
 # Larger kernels are left to the matrix products of PyTorch, which are made for large matrices.
 LARGEST_KERNEL = 1 << 16
+# Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
+MOST_POSITIONS = 1 << 12
 # Numbers in a vector register, or half of one: whatever runs along it is filled up to a multiple of this.
 LANES = 16
 
 
-@lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """Return the compiled code, or None where there is none to be trusted."""
-    if os.environ.get("PDPSGD_NATIVE", "1") == "0" or os.name != "posix":
-        return None
-    try:
-        loaded = _load()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return loaded if _agrees_with_pytorch(loaded) else None
+    return _library()[0]
 
 
 def description() -> str | None:
     """Name the compiled code in use: the last bits of a result depend on it."""
-    return _name() if library() is not None else None
+    return _library()[1]
+
+
+@lru_cache(maxsize=1)
+def _library() -> tuple[ctypes.CDLL | None, str | None]:
+    if os.environ.get("PDPSGD_NATIVE", "1") != "0" and os.name == "posix":
+        try:
+            code, digest = compiling.load()
+            if _agrees_with_pytorch(code):
+                return code, digest
+        except Exception:  # whatever it is, training goes on without
+            pass
+    return None, None
 
 
 # Sums --------------------------------------------------------------------------------------------------------------
@@ -99,7 +98,10 @@ def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Ten
         and module.dilation[1] == 1
         and module.padding_mode == "zeros"
         and isinstance(module.padding, tuple)
-        and module.weight.numel() <= LARGEST_KERNEL
+        and 0 < module.weight.numel() <= LARGEST_KERNEL
+        and 0 < output_gradient.shape[2:].numel() <= MOST_POSITIONS
+        and output_gradient.shape[1] == module.out_channels
+        and output_gradient.shape[2:] == _size_after(module, inputs.shape[2:], module.dilation)
         and library() is not None
     )
 
@@ -165,13 +167,22 @@ def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
     """Whether the compiled code can do this pooling: of images that are laid out channels last."""
     if type(module) is not nn.MaxPool2d or not _suits(inputs) or not inputs.numel():
         return False
-    (height, width), dilation = _pair(module.kernel_size), _pair(module.dilation)
+    if not all(
+        _is_plain(size) for size in (module.kernel_size, module.stride, module.padding, module.dilation)
+    ):
+        return False
+    (height, width), (up, left) = _pair(module.kernel_size), _pair(module.padding)
     return (
-        height * width < 255
-        and dilation == (1, 1)
+        0 < height * width < 255
+        and 0 <= 2 * up <= height
+        and 0 <= 2 * left <= width
+        and min(_pair(module.stride)) > 0
+        and _pair(module.dilation) == (1, 1)
         and not module.ceil_mode
         and not module.return_indices
+        and inputs.shape[2:].numel() > 1
         and inputs.is_contiguous(memory_format=torch.channels_last)
+        and min(_size_after(module, inputs.shape[2:])) > 0
         and library() is not None
     )
 
@@ -187,7 +198,7 @@ class _MaxPool(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, module: nn.MaxPool2d, rectify: bool, code: ctypes.CDLL) -> Tensor:
         kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
         examples, channels, *size = inputs.shape
-        out = [(size[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in range(2)]
+        out = _size_after(module, inputs.shape[2:])
         outputs = torch.empty(
             (examples, channels, *out),
             dtype=inputs.dtype,
@@ -215,44 +226,18 @@ class _MaxPool(torch.autograd.Function):
         return result, None, None, None
 
 
-# Compiling and checking --------------------------------------------------------------------------------------------
+# Checking ----------------------------------------------------------------------------------------------------------
 
-
-def _load() -> ctypes.CDLL:
-    """Load the compiled code from the user's cache folder, or compile it and put it there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pdpsgd"
-    name = f"native-{_name()}.so"
-    with suppress(OSError):
-        return ctypes.CDLL(str(folder / name))
-    with tempfile.TemporaryDirectory(prefix="pdpsgd-") as inside:
-        made = Path(inside) / name
-        _compile(made)
-        with suppress(OSError):  # no folder to write to: then it is compiled again the next time
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy:
-                copy.write(made.read_bytes())
-            os.replace(copy.name, folder / name)  # whole or not at all, whoever else compiles it too
-        return ctypes.CDLL(str(made))  # stays loaded when the file is gone
-
-
-def _compile(target: Path) -> None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler")
-    command = [compiler, *FLAGS, str(SOURCE), "-o", str(target)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-
-
-@lru_cache(maxsize=1)
-def _name() -> str:
-    """A digest of all that the compiled code depends on: the source, the flags, and the processor's abilities."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line for line in lines if line.lower().startswith(("flags", "features")))
-    except (OSError, StopIteration):
-        processor = platform.processor()
-    parts = (SOURCE.read_bytes(), repr(FLAGS).encode(), platform.machine().encode(), processor.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+# Channels, output channels, kernel and dilation; channels, pooling: every way through the code is taken.
+_CONVOLUTIONS = ((3, 5, 3, 1), (16, 17, 4, 1), (1, 16, 8, 1), (1, 19, 3, 2), (4, 32, 2, 1))
+_POOLINGS = (
+    (3, (3, 2, 1)),
+    (18, (3, 2, 1)),
+    (16, (2, 2, 0)),
+    (16, (2, 1, 0)),
+    (16, (3, 2, 0)),
+    (6, (2, 2, 0)),
+)
 
 
 def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
@@ -261,13 +246,10 @@ def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         return (
             _same_sums(code, numbers)
+            and all(_same_kernel_gradients(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
-                _same_kernel_gradients(code, numbers, *sizes)
-                for sizes in ((3, 5, 3), (16, 17, 4), (1, 16, 8))
-            )
-            and all(
-                _same_pooling(code, numbers, channels, rectify)
-                for channels in (3, 18)
+                _same_pooling(code, numbers, channels, nn.MaxPool2d(*sizes), rectify)
+                for channels, sizes in _POOLINGS
                 for rectify in (False, True)
             )
         )
@@ -281,12 +263,12 @@ def _same_sums(code: ctypes.CDLL, numbers: torch.Generator) -> bool:
 
 
 def _same_kernel_gradients(
-    code: ctypes.CDLL, numbers: torch.Generator, channels: int, out: int, kernel: int
+    code: ctypes.CDLL, numbers: torch.Generator, channels: int, out: int, kernel: int, dilation: int
 ) -> bool:
-    module = nn.Conv2d(channels, out, kernel, stride=2, padding=1, device="meta")
+    module = nn.Conv2d(channels, out, kernel, stride=2, padding=1, dilation=(dilation, 1), device="meta")
     weight = _random(numbers, out, channels, kernel, kernel).requires_grad_()
     inputs = _random(numbers, 2, channels, 13, 11)
-    outputs = F.conv2d(inputs, weight, stride=2, padding=1)
+    outputs = F.conv2d(inputs, weight, stride=2, padding=1, dilation=(dilation, 1))
     gradient = _random(numbers, *outputs.shape)
     results = _empty(2, kernel, out * kernel * channels)
     squares = _empty(2)
@@ -301,8 +283,9 @@ def _same_kernel_gradients(
     return True
 
 
-def _same_pooling(code: ctypes.CDLL, numbers: torch.Generator, channels: int, rectify: bool) -> bool:
-    module = nn.MaxPool2d(3, stride=2, padding=1)
+def _same_pooling(
+    code: ctypes.CDLL, numbers: torch.Generator, channels: int, module: nn.MaxPool2d, rectify: bool
+) -> bool:
     inputs = _channels_last(_random(numbers, 2, channels, 9, 8)).requires_grad_()
     wanted = F.relu(module(inputs)) if rectify else module(inputs)
     found = _MaxPool.apply(inputs, module, rectify, code)  # type: ignore[no-untyped-call]
@@ -331,6 +314,21 @@ def _suits(images: Tensor) -> bool:
 
 def _channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
+
+
+def _size_after(
+    module: nn.Conv2d | nn.MaxPool2d, size: torch.Size, dilation: tuple[int, ...] = (1, 1)
+) -> torch.Size:
+    """Return the height and width of what a convolution or a pooling gives."""
+    kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
+    return torch.Size(
+        (size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(2)
+    )
+
+
+def _is_plain(size: Any) -> bool:
+    """Whether a size is a number, or two: there are more ways to write it, which are left to PyTorch."""
+    return type(size) is int or (type(size) in (tuple, list) and list(map(type, size)) == [int, int])
 
 
 def _pair(size: Any) -> tuple[int, int]:

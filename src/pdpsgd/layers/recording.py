@@ -41,7 +41,8 @@ class Recorder:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.calls: list[Call] = []
-        self.batch_size: int | None = None  # of the forward pass under way, once the model was called with it
+        self.inside = False  # a forward pass of the whole model
+        self.batch_size: int | None = None  # of the last such pass, until its gradients are collected
         self.channels_last = False
         self.workspace = Workspace()
         self.paused = False
@@ -69,6 +70,8 @@ class Recorder:
         """Drop what was recorded."""
         self.calls.clear()
         self.workspace.release()
+        if not self.inside:
+            self.batch_size, self.channels_last = None, False
         self._backward = -1
 
 

@@ -42,7 +42,7 @@ def rule_of(module: nn.Module) -> Rule | None:
     A subclass inherits a rule only if it inherits `forward` too, and keeps its parameters under the usual names
     (parametrizations and weight norm do not).
     """
-    if parametrize.is_parametrized(module):
+    if parametrize.is_parametrized(module) or not runs_its_own_forward(module):
         return None
     for kind in type(module).__mro__:
         rule = RULES.get(kind)
@@ -51,3 +51,9 @@ def rule_of(module: nn.Module) -> Rule | None:
             own = {name for name, parameter in module.named_parameters() if parameter is not None}
             return rule if same_forward and own <= set(rule.parameters) else None
     return None
+
+
+def runs_its_own_forward(module: nn.Module) -> bool:
+    """Whether nobody has put another `forward` in place of that of the module's class."""
+    replaced = module.__dict__.get("forward")
+    return replaced is None or getattr(replaced, "__func__", None) is type(module).forward

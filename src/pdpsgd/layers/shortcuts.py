@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from pdpsgd.layers.native import has_max_pool, max_pool
+from pdpsgd.layers.registry import runs_its_own_forward
 
 # Never decreasing, so that the largest of the activations is the activation of the largest.
 _MONOTONE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
@@ -30,21 +32,19 @@ def sequence(container: nn.Sequential, inputs: Any) -> Any:
     index = 0
     previous: nn.Module | None = None
     while index < len(modules):
-        module = modules[index]
-        following = modules[index + 1] if index + 1 < len(modules) else None
-        activate = _MONOTONE.get(type(module))
-        if activate is not None and not _untouched(module):
-            activate = None
-        if activate is not None and _is_plain_pooling(following):
+        module, *rest = modules[index:]
+        activate = _MONOTONE.get(type(module)) if _untouched(module) else None
+        free = type(previous) in _OUTPUT_IS_FREE and _untouched(previous)
+        following = rest[0] if rest else None
+        if activate is not None and _is_plain_pooling(following) and (free or not _in_place(module)):
             if type(module) is nn.ReLU and has_max_pool(following, inputs):
                 inputs, previous, index = max_pool(following, inputs, rectify=True), None, index + 2
                 continue
-            inputs, previous = following(inputs), following
-            index += 1
-        if activate is not None and type(previous) in _OUTPUT_IS_FREE and _untouched(previous):
-            inputs = activate(inputs)
-        else:
-            inputs = module(inputs)
+            # The activation's output, unlike the pooling's, must not be overwritten afterwards.
+            if len(rest) > 1 and not _in_place(rest[1]):
+                inputs, previous, index = following(inputs), following, index + 1
+                free = True
+        inputs = activate(inputs) if activate is not None and free else module(inputs)
         previous, index = module, index + 1
     return inputs
 
@@ -58,13 +58,22 @@ def _is_plain_pooling(module: nn.Module | None) -> TypeGuard[nn.MaxPool2d]:
     return type(module) is nn.MaxPool2d and not module.return_indices and _untouched(module)
 
 
+def _in_place(module: nn.Module) -> bool:
+    return bool(getattr(module, "inplace", False))
+
+
 def _untouched(module: nn.Module | None) -> bool:
-    """Whether the module has no hooks, which might look at what it is given or gives."""
+    """Whether the module runs its class's forward and has no hooks, which might look at what it is given or gives."""
     if module is None:
         return False
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+    stand_in = module.__dict__.get("forward")
+    return (
+        (runs_its_own_forward(module) or getattr(stand_in, "stands_in_for_own", False))
+        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+        and not (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        )
     )

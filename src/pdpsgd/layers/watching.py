@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.layers import native
 from pdpsgd.layers.anything import any_module
 from pdpsgd.layers.recording import Recorder, Site
 from pdpsgd.layers.refusals import check_module
-from pdpsgd.layers.registry import Rule, rule_of
+from pdpsgd.layers.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.layers.shortcuts import pool, sequence
 
 
 def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
     """Watch every layer that trains, and the model as a whole; refuse the model before anything is changed."""
     rules = list(rules_of(model))
+    native.library()  # now, and not in the middle of somebody's forward pass
     recorder = Recorder(model)
     watched = []
     for name, module, rule in rules:
@@ -33,7 +35,9 @@ def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
     ]
     watched += [Watched(child, recorder, partial(sequence, child)) for child in sequences]
     poolings = [
-        child for child in model.modules() if type(child) is nn.MaxPool2d and child not in inside_general
+        child
+        for child in model.modules()
+        if type(child) is nn.MaxPool2d and child not in inside_general and runs_its_own_forward(child)
     ]
     watched += [Watched(child, recorder, partial(pool, child, child.forward)) for child in poolings]
     watched.append(Watched(model, recorder, _WholeModel(model, recorder)))
@@ -70,6 +74,7 @@ class Watched:
 
     def __init__(self, module: nn.Module, recorder: Recorder, forward: Callable[..., Any]) -> None:
         self._module, self._recorder = module, recorder
+        self.stands_in_for_own = runs_its_own_forward(module)
         self._before = module.__dict__.get("forward")
         self._original: Callable[..., Any] = module.forward
         self._forward = forward
@@ -111,8 +116,10 @@ class _WholeModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
-        if recorder.batch_size is not None:  # the model calls itself
+        if recorder.inside:  # the model calls itself
             return self._original(*args, **kwargs)
+        recorder.inside = True
+        # Both stay after the pass: layers run again during the backward pass where activations are checkpointed.
         recorder.batch_size = _batch_size(args, kwargs)
         recorder.channels_last = self._channels_last
         try:
@@ -120,7 +127,7 @@ class _WholeModel:
                 return self._original(*args, **kwargs)
             return self._try(*args, **kwargs)
         finally:
-            recorder.batch_size, recorder.channels_last = None, False
+            recorder.inside = False
 
     def _try(self, *args: Any, **kwargs: Any) -> Any:
         state = torch.get_rng_state()
