@@ -73,9 +73,10 @@ def test_kernel_gradients_are_those_of_the_matrix_products(
     assert native.has_kernel_gradients(module, inputs, gradient)
     compiled = CompiledKernels(module, inputs, gradient, Workspace())
     exact = Kernels(module.double(), inputs.double(), gradient.double(), Workspace())
-    scale = float(exact.squared_norms().max().sqrt())
+    # Terms may cancel; rounding is in proportion to them.
+    scale = float((inputs.flatten(1).norm(dim=1) * gradient.flatten(1).norm(dim=1)).max())
     norms = compiled.squared_norms()
-    assert torch.allclose(norms.double(), exact.squared_norms(), rtol=1e-4, atol=1e-6 * scale)
+    assert torch.allclose(norms.double().sqrt(), exact.squared_norms().sqrt(), rtol=1e-5, atol=1e-6 * scale)
     weights, total = torch.rand(examples), torch.zeros(module.weight.shape)
     compiled.add_weighted_sum(weights, total)
     wanted = torch.tensordot(weights.double(), exact.written_out(0, examples), 1)
@@ -218,7 +219,8 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
         ("sums[s][v] += met[v] * one[s]", "sums[s][v] += met[v] * one[0]"),
         ("row * c->dilation_height * line", "0 * line"),
         ("total += sum_of_squares", "total = sum_of_squares"),
-        ("squares[row] =", "squares[0] ="),
+        ("floats[row] =", "floats[0] ="),
+        ("doubles[row] =", "doubles[0] ="),
         ("sum[j] += met[j]", "sum[j] = met[j]"),
         ("met > best", "met < best"),
         ("place |= cut & NOWHERE", "place |= 0"),

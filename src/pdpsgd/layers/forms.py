@@ -348,7 +348,7 @@ def row_squared_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the sum of squares of each row (all but the first dimension)."""
     rows = as_rows(rows)
     if native.has_sums(rows):
-        return native.row_squares(rows).to(dtype or rows.dtype)
+        return native.row_squares(rows, dtype or rows.dtype)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
     return norms.square()
 

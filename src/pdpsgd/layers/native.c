@@ -64,12 +64,17 @@ static double sum_of_squares(const float *values, long count)
     return total;
 }
 
-/* The sum of squares of each row. */
-void row_squares(int64_t rows, int64_t width, const float *values, double *squares)
+/* The sum of squares of each row, to where there is a place for it: as floats, or as doubles. */
+void row_squares(int64_t rows, int64_t width, const float *values, float *floats, double *doubles)
 {
 #pragma omp parallel for schedule(static) if (rows * width > MUCH)
-    for (long row = 0; row < rows; row++)
-        squares[row] = sum_of_squares(values + row * width, width);
+    for (long row = 0; row < rows; row++) {
+        double square = sum_of_squares(values + row * width, width);
+        if (floats != NULL)
+            floats[row] = (float)square;
+        else
+            doubles[row] = square;
+    }
 }
 
 /* From (examples, positions, width) to (examples, width). */

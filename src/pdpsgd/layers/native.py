@@ -27,6 +27,8 @@ MOST_POSITIONS = 1 << 12
 # Numbers in a vector register, or half of one: whatever runs along it is filled up to a multiple of this.
 LANES = 16
 
+Pair = tuple[int, int]
+
 
 def library() -> ctypes.CDLL | None:
     """Return the compiled code, or None where there is none to be trusted."""
@@ -63,9 +65,9 @@ def has_sums(values: Tensor) -> bool:
     )
 
 
-def row_squares(rows: Tensor) -> Tensor:
-    """Return the sum of squares of each row, in float64."""
-    return _row_squares(_trusted(), rows)
+def row_squares(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return the sum of squares of each row, added up in float64, as float32 or float64."""
+    return _row_squares(_trusted(), rows, dtype)
 
 
 def position_sums(values: Tensor) -> Tensor:
@@ -73,9 +75,10 @@ def position_sums(values: Tensor) -> Tensor:
     return _position_sums(_trusted(), values)
 
 
-def _row_squares(code: ctypes.CDLL, rows: Tensor) -> Tensor:
-    squares = torch.empty(rows.shape[0], dtype=torch.float64, device="cpu")
-    code.row_squares(*map(ctypes.c_int64, rows.shape), _address(rows), _address(squares))
+def _row_squares(code: ctypes.CDLL, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    squares = torch.empty(rows.shape[0], dtype=dtype, device="cpu")
+    places = (_address(squares), None) if dtype == torch.float32 else (None, _address(squares))
+    code.row_squares(*map(ctypes.c_int64, rows.shape), _address(rows), *places)
     return squares
 
 
@@ -101,7 +104,8 @@ def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Ten
         and 0 < module.weight.numel() <= LARGEST_KERNEL
         and 0 < output_gradient.shape[2:].numel() <= MOST_POSITIONS
         and output_gradient.shape[1] == module.out_channels
-        and output_gradient.shape[2:] == _size_after(module, inputs.shape[2:], module.dilation)
+        and output_gradient.shape[2:]
+        == _size_after(module.kernel_size, module.stride, module.padding, module.dilation, inputs.shape[2:])
         and library() is not None
     )
 
@@ -165,24 +169,11 @@ def _kernel_gradients(
 
 def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
     """Whether the compiled code can do this pooling: of images that are laid out channels last."""
-    if type(module) is not nn.MaxPool2d or not _suits(inputs) or not inputs.numel():
-        return False
-    if not all(
-        _is_plain(size) for size in (module.kernel_size, module.stride, module.padding, module.dilation)
-    ):
-        return False
-    (height, width), (up, left) = _pair(module.kernel_size), _pair(module.padding)
     return (
-        0 < height * width < 255
-        and 0 <= 2 * up <= height
-        and 0 <= 2 * left <= width
-        and min(_pair(module.stride)) > 0
-        and _pair(module.dilation) == (1, 1)
-        and not module.ceil_mode
-        and not module.return_indices
-        and inputs.shape[2:].numel() > 1
+        type(module) is nn.MaxPool2d
+        and _suits(inputs)
         and inputs.is_contiguous(memory_format=torch.channels_last)
-        and min(_size_after(module, inputs.shape[2:])) > 0
+        and _pool_geometry(module, inputs) is not None
         and library() is not None
     )
 
@@ -196,9 +187,10 @@ def max_pool(module: nn.MaxPool2d, inputs: Tensor, *, rectify: bool = False) -> 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, module: nn.MaxPool2d, rectify: bool, code: ctypes.CDLL) -> Tensor:
-        kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
+        geometry = _pool_geometry(module, inputs)
+        assert geometry is not None
         examples, channels, *size = inputs.shape
-        out = _size_after(module, inputs.shape[2:])
+        out = geometry[:2]
         outputs = torch.empty(
             (examples, channels, *out),
             dtype=inputs.dtype,
@@ -208,7 +200,7 @@ class _MaxPool(torch.autograd.Function):
         places = torch.empty(
             outputs.shape, dtype=torch.uint8, device=inputs.device, memory_format=torch.channels_last
         )
-        described = _integers(examples, channels, *size, *out, *kernel, *stride, *padding, rectify)
+        described = _integers(examples, channels, *size, *geometry, rectify)
         code.max_pool(described, _address(inputs), _address(outputs), _address(places))
         ctx.save_for_backward(places)
         ctx.code, ctx.described, ctx.shape = code, described, inputs.shape
@@ -257,9 +249,12 @@ def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
 
 def _same_sums(code: ctypes.CDLL, numbers: torch.Generator) -> bool:
     values = _random(numbers, 3, 5, 37)
-    squares, sums = _row_squares(code, values.flatten(1)), _position_sums(code, values)
-    wanted = values.double().square().sum((1, 2))
-    return torch.allclose(squares, wanted, rtol=1e-12) and torch.allclose(sums, values.sum(1), atol=1e-5)
+    rows, wanted = values.flatten(1), values.double().square().sum((1, 2))
+    return (
+        torch.allclose(_row_squares(code, rows, torch.float64), wanted, rtol=1e-12)
+        and torch.allclose(_row_squares(code, rows, torch.float32), wanted.float(), rtol=1e-6)
+        and torch.allclose(_position_sums(code, values), values.sum(1), atol=1e-5)
+    )
 
 
 def _same_kernel_gradients(
@@ -316,22 +311,50 @@ def _channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _size_after(
-    module: nn.Conv2d | nn.MaxPool2d, size: torch.Size, dilation: tuple[int, ...] = (1, 1)
-) -> torch.Size:
-    """Return the height and width of what a convolution or a pooling gives."""
-    kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
-    return torch.Size(
-        (size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(2)
+def _pool_geometry(module: nn.MaxPool2d, inputs: Tensor) -> tuple[int, ...] | None:
+    """Return the sizes of output, kernel, stride and padding; None where PyTorch had better do it, or refuse it."""
+    if module.ceil_mode or module.return_indices:
+        return None
+    written = (module.kernel_size, module.stride, module.padding, module.dilation)
+    if not all(_is_plain(size) for size in written):
+        return None
+    return _checked_pool_geometry(*map(_pair, written), *inputs.shape)
+
+
+@lru_cache
+def _checked_pool_geometry(
+    kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, examples: int, channels: int, *image: int
+) -> tuple[int, ...] | None:
+    sound = (
+        min(*kernel, *stride) > 0
+        and min(padding) >= 0
+        and all(2 * padding[i] <= kernel[i] for i in range(2))
+        and dilation == (1, 1)
+        and kernel[0] * kernel[1] < 255
+        and min(examples, channels) > 0
+        and image[0] * image[1] > 1
     )
+    out = _size_after(kernel, stride, padding, dilation, image) if sound else (0, 0)
+    return (*out, *kernel, *stride, *padding) if min(out) > 0 else None
+
+
+@lru_cache
+def _size_after(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, image: tuple[int, ...]) -> Pair:
+    """Return the height and width of what a convolution or a pooling gives."""
+    height, width = (
+        (image[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(2)
+    )
+    return height, width
 
 
 def _is_plain(size: Any) -> bool:
     """Whether a size is a number, or two: there are more ways to write it, which are left to PyTorch."""
-    return type(size) is int or (type(size) in (tuple, list) and list(map(type, size)) == [int, int])
+    return type(size) is int or (
+        type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int
+    )
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def _pair(size: Any) -> Pair:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
