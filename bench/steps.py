@@ -5,8 +5,8 @@
 Each contender has a process of its own, as it has in use (in one process they would clear each other's memory away).
 They take turns, 16 steps each, until every one has had its share of time; what is printed is the mean step of the
 median turn, its ratio to plain SGD in the better of the two memory layouts, and the peak memory of the process.
-"pdpsgd, whole engine" draws its batches itself, so that their size varies; the others are given one batch again and
-again. Data are random and nothing is learned: only speed is measured here.
+"pdpsgd, whole engine" and "plain SGD, drawn batches" draw their batches, so that the size varies and memory gets
+fragmented; the others are given one batch again and again. Data are random and nothing is learned: only speed is measured here.
 
 On a machine that others use too, `--threads 1 --clock cpu` measures processor time instead of time on the wall.
 """
@@ -89,6 +89,33 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, targets: Tensor) -> St
     return plain(model, inputs, targets)
 
 
+def plain_drawn(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """As the engine gets its batches: gathered from people in memory, and of varying size, which takes memory."""
+    if inputs.dim() == 4:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    people, their_targets = crowd(inputs, targets)
+    rate = torch.tensor(len(inputs) / len(people))
+
+    def step() -> None:
+        size = int(torch.binomial(torch.tensor(float(len(people))), rate))
+        drawn = torch.randint(len(people), (size,))
+        some = people[drawn]
+        if some.dim() == 4:
+            some = some.contiguous(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        F.cross_entropy(model(some), their_targets[drawn]).backward()
+        optimizer.step()
+
+    return step
+
+
+def crowd(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """More people than a batch has, though not too many: they are in memory."""
+    copies = 2 if len(inputs) > 500 else 100
+    return inputs.repeat(copies, *[1] * (inputs.dim() - 1)), targets.repeat(copies)
+
+
 def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     watched = ClippedGradients(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -115,12 +142,10 @@ def engine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 def private_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Any, Step]:
     import pdpsgd
 
-    people = 2 * len(inputs) if len(inputs) > 500 else 100 * len(inputs)  # not too many: they are in memory
+    data = crowd(inputs, targets)
     plan = pdpsgd.plan(
-        pdpsgd.Budgets([8.0] * people), steps=100_000, batch_size=len(inputs), accountant="rdp"
+        pdpsgd.Budgets([8.0] * len(data[0])), steps=100_000, batch_size=len(inputs), accountant="rdp"
     )
-    copies = people // len(inputs)
-    data = (inputs.repeat(copies, *[1] * (inputs.dim() - 1)), targets.repeat(copies))
     made = pdpsgd.PrivacyEngine()
     private, optimizer, loader = made.make_private(
         module=model,
@@ -191,6 +216,7 @@ def opacus_ghost(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain SGD, channels last": plain_channels_last,
     "plain SGD, as written": plain,
+    "plain SGD, drawn batches": plain_drawn,
     "pdpsgd, clipped sums": ours,
     "pdpsgd, whole engine": engine,
     "Opacus, hooks": opacus_hooks,
