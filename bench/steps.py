@@ -6,7 +6,8 @@ Each contender has a process of its own, as it has in use (in one process they w
 They take turns, 16 steps each, until every one has had its share of time; what is printed is the mean step of the
 median turn, its ratio to plain SGD in the better of the two memory layouts, and the peak memory of the process.
 "pdpsgd, whole engine" and "plain SGD, drawn batches" draw their batches, so that the size varies and memory gets
-fragmented; the others are given one batch again and again. Data are random and nothing is learned: only speed is measured here.
+fragmented; the others are given one batch again and again. Data are random and nothing is learned: only speed is
+measured here.
 
 On a machine that others use too, `--threads 1 --clock cpu` measures processor time instead of time on the wall.
 """
