@@ -382,7 +382,8 @@ def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str
         f"compiled code: {'yes' if native.library() else 'no'}. Random data, the paper's two "
         "networks and a transformer of two layers of width 64. *Clipped sums* is a step with our gradients and "
         "nothing else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes "
-        "its noise.",
+        "its noise. Its people are in memory and its batches vary in size, as those of *drawn batches* do, which "
+        "takes memory with PyTorch's kernels and allocator whoever trains.",
         "",
         "| model | batch | contender | ms a step | x best plain SGD | peak MB | x plain SGD |",
         "|---|---|---|---|---|---|---|",
