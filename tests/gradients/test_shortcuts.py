@@ -83,17 +83,28 @@ def test_channels_last_says_so_also_for_one_channel(channels: int) -> None:
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
-@pytest.mark.parametrize("double", [False, True])
-def test_what_comes_after_a_pooling_may_overwrite_it(activation: type[nn.Module], double: bool) -> None:
-    module = nn.Sequential(nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2), nn.Dropout(0.5, inplace=True))
-    ends = nn.Sequential(nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2))
-    for model in (module, ends):
-        model = model.double() if double else model
-        watched = ClippedGradients(model)
-        outputs = model(torch.randn(2, 1, 8, 8, dtype=torch.float64 if double else torch.float32))
-        outputs.mul_(2).sum().backward()
-        watched.clipped_sum(torch.ones(2), loss_reduction="sum")
-        watched.remove()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "after", [[], [nn.Dropout(0.5, inplace=True)], [nn.Hardtanh(-0.3, 0.3, inplace=True)]]
+)
+def test_what_comes_after_a_pooling_may_overwrite_it(
+    activation: type[nn.Module], dtype: torch.dtype, after: list[nn.Module]
+) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2), *after).to(dtype)
+    images = torch.randn(2, 1, 8, 8, dtype=dtype)
+    watched = ClippedGradients(model)
+    torch.manual_seed(1)
+    model(images).mul_(2).sum().backward()
+    watched.clipped_sum(torch.full((2,), 1e9), loss_reduction="sum")
+    sums = [total.clone() for total in watched.sums.values()]
+    watched.remove()
+    torch.manual_seed(1)
+    # Dropout fills its mask in the order of memory, so the plain model is given the layout that is used inside.
+    plain = model.to(memory_format=torch.channels_last)
+    plain(channels_last(images)).mul_(2).sum().backward()
+    for total, parameter in zip(sums, plain.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(total, parameter.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_an_activation_in_place_changes_what_it_is_given() -> None:

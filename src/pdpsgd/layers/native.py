@@ -1,9 +1,9 @@
 """Compiled code for what holds a private step up: kernel gradients per example, max pooling, sums over short rows.
 
-`native.c` is compiled the first time it is needed, in about a second, if the machine has a C compiler (`cc`, `gcc` or
-`clang`) and a processor with AVX2, and kept in the user's cache folder. Before it is used, its results are compared
-with PyTorch's own. Without a compiler, with other results, or with PDPSGD_NATIVE=0, PyTorch's operations do the same,
-more slowly.
+`native.c` is compiled the first time it is needed, in a few seconds at most, if the machine has a C compiler (`cc`,
+`gcc` or `clang`) and a processor with AVX2, and kept in the user's cache folder. Before it is used, its results are
+compared with PyTorch's own. Without a compiler, with other results, or with PDPSGD_NATIVE=0, PyTorch's operations do
+the same, more slowly.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
     return (
         type(module) is nn.MaxPool2d
         and _suits(inputs)
+        and inputs.numel() > 0
         and inputs.is_contiguous(memory_format=torch.channels_last)
         and _pool_geometry(module, inputs) is not None
         and library() is not None
@@ -318,12 +319,12 @@ def _pool_geometry(module: nn.MaxPool2d, inputs: Tensor) -> tuple[int, ...] | No
     written = (module.kernel_size, module.stride, module.padding, module.dilation)
     if not all(_is_plain(size) for size in written):
         return None
-    return _checked_pool_geometry(*map(_pair, written), *inputs.shape)
+    return _checked_pool_geometry(*map(_pair, written), inputs.shape[2:])
 
 
 @lru_cache
 def _checked_pool_geometry(
-    kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, examples: int, channels: int, *image: int
+    kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, image: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     sound = (
         min(*kernel, *stride) > 0
@@ -331,7 +332,6 @@ def _checked_pool_geometry(
         and all(2 * padding[i] <= kernel[i] for i in range(2))
         and dilation == (1, 1)
         and kernel[0] * kernel[1] < 255
-        and min(examples, channels) > 0
         and image[0] * image[1] > 1
     )
     out = _size_after(kernel, stride, padding, dilation, image) if sound else (0, 0)
