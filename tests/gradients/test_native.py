@@ -45,15 +45,108 @@ def test_sums_are_those_of_float64(seed: int, shape: tuple[int, int, int], power
 @with_compiler
 @given(
     seed=st.integers(0, 1000),
-    channels=st.sampled_from([1, 2, 3, 7, 16, 20]),
-    out=st.sampled_from([1, 3, 6, 8, 9, 16, 19, 33]),
-    kernel=st.tuples(sizes, sizes),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    dilation=st.integers(1, 2),
-    image=st.tuples(st.integers(5, 12), st.integers(5, 12)),
-    examples=st.integers(1, 5),
+    rows=st.integers(0, 9),
+    widths=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    powers=st.tuples(st.integers(-44, 18), st.integers(-18, 18)),
 )
+def test_squares_of_outer_products_are_those_of_float64(
+    seed: int, rows: int, widths: tuple[int, int], powers: tuple[int, int]
+) -> None:
+    torch.manual_seed(seed)
+    left, right = (
+        torch.randn(rows, width) * 10.0**power for width, power in zip(widths, powers, strict=True)
+    )
+    wanted = left.double().square().sum(1).clamp(min=1e-40) * right.double().square().sum(1)
+    assert torch.allclose(native.outer_squares(left, right, 1e-40), wanted.float(), rtol=1e-6, atol=0)
+    left[:1], right[1:2] = float("nan"), float("inf")
+    assert not native.outer_squares(left, right, 1e-40)[:2].isfinite().any()
+
+
+def near(found: Tensor, exact: Tensor) -> bool:
+    difference = (found.detach().double() - exact.detach()).abs().max()
+    return bool(difference <= 1e-5 * (1 + exact.detach().abs().max()))
+
+
+def a_convolution(function: Any) -> Any:
+    """Run a test on convolutions of all kinds."""
+    return given(
+        seed=st.integers(0, 1000),
+        channels=st.sampled_from([1, 2, 3, 7, 16, 20]),
+        out=st.sampled_from([1, 3, 6, 8, 9, 16, 19, 32, 33, 64]),
+        kernel=st.tuples(sizes, sizes),
+        stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+        dilation=st.integers(1, 2),
+        image=st.tuples(st.integers(5, 12), st.integers(5, 12)),
+        examples=st.integers(1, 5),
+    )(function)
+
+
+@with_compiler
+@a_convolution
+def test_a_convolution_and_what_it_passes_back_are_pytorchs(
+    seed: int,
+    channels: int,
+    out: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: int,
+    image: tuple[int, int],
+    examples: int,
+) -> None:
+    assume(dilation * (kernel[0] - 1) < image[0])
+    torch.manual_seed(seed)
+    module = nn.Conv2d(channels, out, kernel, stride, padding, dilation=(dilation, 1), bias=seed % 2 == 0)
+    weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
+    inputs = torch.randn(examples, channels, *image, requires_grad=True)
+    exact = inputs.detach().double().requires_grad_()
+    found, wanted = native.convolve(module, inputs, weight, bias), module.double()(exact)
+    assert near(found, wanted)
+    gradient = torch.randn_like(found)
+    (back,) = torch.autograd.grad(found, inputs, gradient)
+    (wanted_back,) = torch.autograd.grad(wanted, exact, gradient.double())
+    assert near(back, wanted_back)
+    # What one example holds is nothing to the others.
+    alone = native.convolve(module.float(), inputs[-1:].detach(), weight, bias)
+    with torch.no_grad():
+        inputs[:-1] = float("nan")
+    assert torch.equal(native.convolve(module, inputs.detach(), weight, bias)[-1:], alone)
+
+
+@with_compiler
+@pytest.mark.parametrize(
+    ("change", "compiled"),
+    [
+        ({}, True),
+        ({"padding": (-1, 0)}, False),  # PyTorch refuses what it can, and does the rest
+        ({"stride": (0, 1)}, False),
+        ({"stride": [2, 2]}, False),
+        ({"stride": 2}, False),
+        ({"padding": "same"}, False),
+        ({"in_channels": 3}, False),
+        ({"groups": 2}, False),
+        ({"_conv_forward": lambda inputs, weight, bias: inputs}, False),
+        ({"bias": nn.Parameter(torch.zeros(16, dtype=torch.float64))}, False),
+        ({"weight": nn.Parameter(torch.zeros(16, 4, 2, 2))}, False),
+    ],
+)
+def test_a_convolution_that_is_not_what_it_seems_is_left_to_pytorch(
+    change: dict[str, Any], compiled: bool
+) -> None:
+    module, images = nn.Conv2d(4, 16, 3), torch.randn(2, 4, 8, 8)
+    for name, value in change.items():
+        setattr(module, name, value)
+    assert native.has_convolution(module, images) is compiled
+    assert not native.has_convolution(module, images[:0])
+    assert not native.has_convolution(module, images[:, :, :2])
+    assert not native.has_convolution(module, images.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not native.has_convolution(module, images)
+
+
+@with_compiler
+@a_convolution
 def test_kernel_gradients_are_those_of_the_matrix_products(
     seed: int,
     channels: int,
@@ -143,13 +236,18 @@ def test_max_pooling_is_pytorchs_to_the_bit(
 def test_the_papers_networks_use_it_and_agree(
     build: Any, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-    inner = native.kernel_gradients
-    monkeypatch.setattr(native, "kernel_gradients", lambda *args: (calls.append(1), inner(*args)))
+    calls = set()
+
+    def note(name: str) -> None:
+        inner = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *args: (calls.add(name), inner(*args))[1])
+
+    note("kernel_gradients")
+    note("convolve")
     torch.manual_seed(0)
     shape = (3, 1, 28, 28) if build is mnist_cnn else (3, 3, 32, 32)
     oracle.check(build(), torch.randn(shape), tolerance=1e-5)
-    assert calls
+    assert calls == {"kernel_gradients", "convolve"}
 
 
 @with_compiler
@@ -216,7 +314,7 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "fault",
     [
-        ("sums[s][v] += met[v] * one[s]", "sums[s][v] += met[v] * one[0]"),
+        ("met[v] * one[i * numbers.apart]", "met[v] * one[0]"),
         ("row * c->dilation_height * line", "0 * line"),
         ("total += sum_of_squares", "total = sum_of_squares"),
         ("floats[row] =", "floats[0] ="),
@@ -228,7 +326,11 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
         ("*result += (vector)", "*result = (vector)"),
         ("pool_one(p, n, 2, 2, 0,", "pool_one(p, n, 2, 1, 0,"),
         ("gradient = memcpy(copied, gradient, sizeof(float) * map)", "gradient = copied"),
-        ("row * c->dilation_height * line", "row * line"),
+        ("1, c->dilation_height * line,", "1, line,"),
+        ("sums[i][v] += load(to, room)", "sums[i][v] += 0"),
+        ("padded + y * c->stride_height * line", "padded + y * line"),
+        ("square < smallest ? smallest : square", "square"),
+        ("first = load(result.first", "first = 0 * load(result.first"),
     ],
 )
 def test_code_that_computes_something_else_is_not_used(tmp_path: Path, fault: tuple[str, str]) -> None:

@@ -40,7 +40,10 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
     weight, bias = detached(module.weight), detached(module.bias)
     if site.recorder.channels_last and inputs.dim() == 4:
         inputs, weight = channels_last(inputs), channels_last(weight)
-    outputs = module._conv_forward(inputs, weight, bias)
+    if site.recorder.channels_last and native.has_convolution(module, inputs):
+        outputs = native.convolve(cast(nn.Conv2d, module), inputs, weight, bias)
+    else:
+        outputs = module._conv_forward(inputs, weight, bias)
     geometry = _geometry(module)
 
     def gradients(output_gradient: Tensor) -> Gradient:

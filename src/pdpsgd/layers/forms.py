@@ -146,9 +146,7 @@ class OuterProducts(PerExample):
     def squared_norms(self) -> Tensor:
         """Take them without writing the products out, where that is cheaper."""
         if self.positions == 1:
-            # In float64: a tiny factor must not vanish while the other one is huge.
-            left = row_squared_norms(self.left[:, 0], torch.float64).clamp_(min=SMALLEST_FACTOR**2)
-            return left.mul_(row_squared_norms(self.right[:, 0], torch.float64)).to(self.left.dtype)
+            return _outer_squared_norms(self.left[:, 0], self.right[:, 0])
         if self._by_gram:
             return self._squared_norms_by_gram()
         self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left)
@@ -351,6 +349,15 @@ def row_squared_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return native.row_squares(rows, dtype or rows.dtype)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
     return norms.square()
+
+
+def _outer_squared_norms(left: Tensor, right: Tensor) -> Tensor:
+    """Return the squared norm of each row's outer product."""
+    # In float64: a tiny factor must not vanish while the other one is huge.
+    if native.has_sums(left) and native.has_sums(right):
+        return native.outer_squares(left, right, SMALLEST_FACTOR**2)
+    squares = row_squared_norms(left, torch.float64).clamp_(min=SMALLEST_FACTOR**2)
+    return squares.mul_(row_squared_norms(right, torch.float64)).to(left.dtype)
 
 
 def as_rows(tensor: Tensor) -> Tensor:

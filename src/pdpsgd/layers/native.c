@@ -1,15 +1,16 @@
-/* What takes PyTorch's own operations longest: the gradient of a convolution's kernel for each example, max pooling, and
- * sums over short rows. Images are laid out channels last: (examples, height, width, channels). Compiled, checked and
- * called by native.py; nothing here allocates what outlives a call. */
+/* What takes PyTorch's own operations longest: convolutions with small kernels and their gradients for each example, max
+ * pooling, and sums over short rows. Images are laid out channels last: (examples, height, width, channels). Compiled,
+ * checked and called by native.py; nothing here allocates what outlives a call. */
 
+#include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #ifdef __AVX512F__
-enum { LANES = 16, SCALARS = 8, VECTORS = 3 }; /* SCALARS * VECTORS sums are kept in registers */
+enum { LANES = 16, NUMBERS = 8, VECTORS = 3 }; /* NUMBERS * VECTORS sums are kept in registers */
 #elif defined(__AVX2__)
-enum { LANES = 8, SCALARS = 4, VECTORS = 3 };
+enum { LANES = 8, NUMBERS = 4, VECTORS = 3 };
 #else
 #error "worth it only where a register holds eight numbers"
 #endif
@@ -27,23 +28,35 @@ typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias))
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
 
 /* A vector of which only the first `room` numbers are there to be read or written. */
-#define LOAD(type, from, room) \
-    ({ \
-        type _loaded = {0}; \
-        if ((room) >= LANES) \
-            _loaded = *(const type *)(from); \
-        else \
-            memcpy(&_loaded, from, sizeof(*(from)) * (room)); \
-        _loaded; \
-    })
-#define STORE(type, to, values, room) \
-    do { \
-        type _stored = values; \
-        if ((room) >= LANES) \
-            *(type *)(to) = _stored; \
-        else \
-            memcpy(to, &_stored, sizeof(*(to)) * (room)); \
-    } while (0)
+#ifdef __AVX512F__
+INLINE vector load(const float *from, long room)
+{
+    return room >= LANES ? *(const vector *)from : (vector)_mm512_maskz_loadu_ps((1u << room) - 1, from);
+}
+
+INLINE void store(float *to, vector values, long room)
+{
+    if (room >= LANES)
+        *(vector *)to = values;
+    else
+        _mm512_mask_storeu_ps(to, (1u << room) - 1, (__m512)values);
+}
+#else
+INLINE __m256i there(long room) { return (__m256i)((integers){0, 1, 2, 3, 4, 5, 6, 7} < (int32_t)room); }
+
+INLINE vector load(const float *from, long room)
+{
+    return room >= LANES ? *(const vector *)from : (vector)_mm256_maskload_ps(from, there(room));
+}
+
+INLINE void store(float *to, vector values, long room)
+{
+    if (room >= LANES)
+        *(vector *)to = values;
+    else
+        _mm256_maskstore_ps(to, there(room), (__m256)values);
+}
+#endif
 
 /* ---- Sums ---- */
 
@@ -77,6 +90,20 @@ void row_squares(int64_t rows, int64_t width, const float *values, float *floats
     }
 }
 
+/* The square of the norm of each outer product of a row of one matrix and a row of another. A row of the first counts
+ * as `smallest` at least. */
+void outer_squares(int64_t rows, int64_t left_width, int64_t right_width, const float *left, const float *right,
+                   double smallest, float *squares)
+{
+#pragma omp parallel for schedule(static) if (rows * (left_width + right_width) > MUCH)
+    for (long row = 0; row < rows; row++) {
+        double square = sum_of_squares(left + row * left_width, left_width);
+        /* NaN stays NaN */
+        squares[row] = (float)((square < smallest ? smallest : square)
+                               * sum_of_squares(right + row * right_width, right_width));
+    }
+}
+
 /* From (examples, positions, width) to (examples, width). */
 void position_sums(int64_t examples, int64_t positions, int64_t width, const float *values, float *sums)
 {
@@ -92,52 +119,72 @@ void position_sums(int64_t examples, int64_t positions, int64_t width, const flo
     }
 }
 
-/* ---- Kernel gradients ---- */
+/* ---- Convolutions ----
+ *
+ * Outputs, gradients of kernels and gradients of inputs are all the same: matrices of sums of products. One factor of
+ * a product is a number, the other a vector; the sums stay in registers. */
 
 typedef struct {
     int64_t examples, channels, height, width;   /* of the inputs */
-    int64_t out, out_height, out_width;          /* of the output gradients */
+    int64_t out, out_height, out_width;          /* of the outputs */
     int64_t kernel_height, kernel_width, stride_height, stride_width, dilation_height, padding_height, padding_width;
-    int64_t by_columns;                          /* 1: results (out, columns); 0: (columns, out) */
-    int64_t row_stride, example_stride;          /* of the results */
 } convolution;
 
-/* One of two factors, position by position: where it starts, and how far it moves along a line and between lines. */
+/* One of two factors: where it starts, how far it moves from term to term of the sum, and from line to line of terms.
+ * Numbers that are factors at the same time are `apart`; vectors lie side by side. */
 typedef struct {
     const float *start;
-    long step, line;
+    long step, line, apart;
 } factor;
 
-/* Sum over positions of scalars (x) vectors, in registers. The numbers of both are constants once this is inlined. */
+/* A matrix: what belongs to different numbers is `apart`. It begins with `first` (or nothing), or is added to. */
+typedef struct {
+    float *start;
+    long apart;
+    const float *first;
+    int add;
+} matrix;
+
+/* So many numbers times so many vectors, which are constants once this is inlined. */
 INLINE void tile(
-    const convolution *c, factor scalar, factor vectors, int scalars, int count, float *result, long width, long valid)
+    long lines, long terms, factor numbers, factor vectors, matrix result, long valid, int height, int width)
 {
-    vector sums[SCALARS][VECTORS];
-    for (int s = 0; s < scalars; s++)
-        for (int v = 0; v < count; v++)
-            sums[s][v] = (vector){0};
-    for (long y = 0; y < c->out_height; y++) {
-        const float *one = scalar.start + y * scalar.line, *other = vectors.start + y * vectors.line;
-        for (long x = 0; x < c->out_width; x++, one += scalar.step, other += vectors.step) {
+    vector sums[NUMBERS][VECTORS];
+    for (int v = 0; v < width; v++) {
+        vector first = {0};
+        if (result.first != NULL)
+            first = load(result.first + v * LANES, valid - v * LANES);
+        for (int i = 0; i < height; i++)
+            sums[i][v] = first;
+    }
+    for (long line = 0; line < lines; line++) {
+        const float *one = numbers.start + line * numbers.line, *other = vectors.start + line * vectors.line;
+        for (long term = 0; term < terms; term++, one += numbers.step, other += vectors.step) {
             vector met[VECTORS];
-            for (int v = 0; v < count; v++)
+            for (int v = 0; v < width; v++)
                 met[v] = *(const vector *)(other + v * LANES);
-            for (int s = 0; s < scalars; s++)
-                for (int v = 0; v < count; v++)
-                    sums[s][v] += met[v] * one[s];
+            for (int i = 0; i < height; i++)
+                for (int v = 0; v < width; v++)
+                    sums[i][v] += met[v] * one[i * numbers.apart];
         }
     }
-    for (int s = 0; s < scalars; s++)
-        for (int v = 0; v < count; v++)
-            STORE(vector, result + s * width + v * LANES, sums[s][v], valid - v * LANES);
+    for (int i = 0; i < height; i++)
+        for (int v = 0; v < width; v++) {
+            float *to = result.start + i * result.apart + v * LANES;
+            long room = valid - v * LANES;
+            if (result.add)
+                sums[i][v] += load(to, room);
+            store(to, sums[i][v], room);
+        }
 }
 
 static void any_tile(
-    const convolution *c, factor scalar, factor vectors, int scalars, int count, float *result, long width, long valid)
+    long lines, long terms, factor numbers, factor vectors, matrix result, long valid, int height, int width)
 {
-#define CASE(s, v) case (s) * VECTORS + (v): tile(c, scalar, vectors, s, v, result, width, valid); break;
-#define CASES(s) CASE(s, 1) CASE(s, 2) CASE(s, 3)
-    switch (scalars * VECTORS + count) {
+#define CASE(h, w) \
+    case (h) * VECTORS + (w): tile(lines, terms, numbers, vectors, result, valid, h, w); break;
+#define CASES(h) CASE(h, 1) CASE(h, 2) CASE(h, 3)
+    switch (height * VECTORS + width) {
         CASES(1) CASES(2) CASES(3) CASES(4)
 #ifdef __AVX512F__
         CASES(5) CASES(6) CASES(7) CASES(8)
@@ -145,33 +192,56 @@ static void any_tile(
     }
 }
 
-/* All (height x width) products of two factors, tile by tile, into a result with rows of `width`. */
+/* A whole (height x width) matrix, tile by tile. The last vector of a line may read, and ignore, what follows. */
 static void products(
-    const convolution *c, factor scalar, long height, factor vectors, long width, float *result)
+    long lines, long terms, factor numbers, long height, factor vectors, long width, matrix result)
 {
     long tiles = (width + LANES - 1) / LANES, rounds = (tiles + VECTORS - 1) / VECTORS;
     long at_once = (tiles + rounds - 1) / rounds; /* tiles of about the same width */
-    for (long first = 0; first < tiles; first += at_once)
-        for (long s = 0; s < height; s += SCALARS) {
-            factor some = {scalar.start + s, scalar.step, scalar.line};
-            factor others = {vectors.start + first * LANES, vectors.step, vectors.line};
-            any_tile(c, some, others, smaller(SCALARS, height - s), smaller(at_once, tiles - first),
-                     result + s * width + first * LANES, width, width - first * LANES);
+    for (long tile = 0; tile < tiles; tile += at_once)
+        for (long i = 0; i < height; i += NUMBERS) {
+            long j = tile * LANES;
+            factor some = numbers, others = vectors;
+            matrix part = result;
+            some.start += i * numbers.apart;
+            others.start += j;
+            part.start += i * result.apart + j;
+            if (part.first != NULL)
+                part.first += j;
+            any_tile(lines, terms, some, others, part, width - j,
+                     smaller(NUMBERS, height - i), smaller(at_once, tiles - tile));
         }
 }
 
-/* Results (examples, kernel rows, ...), and their squared norms. Returns 0, or 1 if there was no memory. */
-int kernel_gradients(
-    const convolution *c, const float *inputs, const float *gradients, float *results, float *squares)
+enum { SLACK = VECTORS * LANES }; /* numbers after the last that a vector may read */
+
+/* An image with room around it. */
+INLINE long line_of(const convolution *c) { return (c->width + 2 * c->padding_width) * c->channels; }
+INLINE long padded_size(const convolution *c) { return (c->height + 2 * c->padding_height) * line_of(c); }
+INLINE float *inside(const convolution *c, float *padded, long y)
 {
-    long wide = c->width + 2 * c->padding_width, high = c->height + 2 * c->padding_height;
-    long line = wide * c->channels, columns = c->kernel_width * c->channels;
+    return padded + (y + c->padding_height) * line_of(c) + c->padding_width * c->channels;
+}
+
+/* One image into the middle of a padded one. */
+static void pad(const convolution *c, const float *image, float *padded)
+{
+    long line = c->width * c->channels;
+    for (long y = 0; y < c->height; y++)
+        memcpy(inside(c, padded, y), image + y * line, sizeof(float) * line);
+}
+
+/* The gradients of the kernel: results (examples, kernel rows, ...), and their squared norms. By columns, these are
+ * (out, columns), else (columns, out). Returns 0, or 1 if there was no memory. */
+int kernel_gradients(const convolution *c, int64_t by_columns, int64_t row_stride, int64_t example_stride,
+                     const float *inputs, const float *gradients, float *results, float *squares)
+{
+    long line = line_of(c), columns = c->kernel_width * c->channels;
     long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
-    long slack = VECTORS * LANES; /* the last vector may read, and ignore, what follows */
     int failed = 0;
 #pragma omp parallel
     {
-        float *padded = calloc(high * line + slack, sizeof(float)), *copied = calloc(map + slack, sizeof(float));
+        float *padded = calloc(padded_size(c) + SLACK, sizeof(float)), *copied = calloc(map + SLACK, sizeof(float));
         if (padded == NULL || copied == NULL) {
 #pragma omp atomic write
             failed = 1;
@@ -181,29 +251,105 @@ int kernel_gradients(
         for (long n = 0; n < c->examples; n++) {
             if (failed)
                 continue;
-            for (long y = 0; y < c->height; y++)
-                memcpy(padded + ((y + c->padding_height) * wide + c->padding_width) * c->channels,
-                       inputs + n * image + y * c->width * c->channels, sizeof(float) * c->width * c->channels);
+            pad(c, inputs + n * image, padded);
             const float *gradient = gradients + n * map;
             if (c->out % LANES)
                 gradient = memcpy(copied, gradient, sizeof(float) * map);
-            factor shares = {gradient, c->out, c->out_width * c->out};
+            factor shares = {gradient, c->out, c->out_width * c->out, 1};
             double total = 0;
             for (long row = 0; row < c->kernel_height; row++) {
                 factor met = {padded + row * c->dilation_height * line, c->stride_width * c->channels,
-                              c->stride_height * line};
-                float *result = results + row * c->row_stride + n * c->example_stride;
-                if (c->by_columns)
-                    products(c, shares, c->out, met, columns, result);
+                              c->stride_height * line, 1};
+                matrix result = {results + row * row_stride + n * example_stride, by_columns ? columns : c->out, NULL, 0};
+                if (by_columns)
+                    products(c->out_height, c->out_width, shares, c->out, met, columns, result);
                 else
-                    products(c, met, columns, shares, c->out, result);
-                total += sum_of_squares(result, c->out * columns);
+                    products(c->out_height, c->out_width, met, columns, shares, c->out, result);
+                total += sum_of_squares(result.start, c->out * columns);
             }
             squares[n] = (float)total;
         }
         free(padded);
         free(copied);
     }
+    return failed;
+}
+
+/* The outputs. Weights are (out, kernel rows, columns); there may be no bias. Returns 0, or 1 if there was no memory. */
+int convolve(const convolution *c, const float *inputs, const float *weights, const float *bias, float *outputs)
+{
+    long line = line_of(c), columns = c->kernel_width * c->channels, kernel = c->kernel_height * columns;
+    long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
+    float *turned = calloc(kernel * c->out + SLACK, sizeof(float)); /* (kernel rows, columns, out) */
+    int failed = turned == NULL;
+    if (!failed)
+        for (long k = 0; k < kernel; k++)
+            for (long o = 0; o < c->out; o++)
+                turned[k * c->out + o] = weights[o * kernel + k];
+#pragma omp parallel
+    {
+        float *padded = calloc(padded_size(c), sizeof(float));
+        if (padded == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long n = 0; n < c->examples; n++) {
+            if (failed)
+                continue;
+            pad(c, inputs + n * image, padded);
+            factor kernels = {turned, c->out, columns * c->out, 1};
+            for (long y = 0; y < c->out_height; y++) {
+                factor met = {padded + y * c->stride_height * line, 1, c->dilation_height * line,
+                              c->stride_width * c->channels};
+                matrix result = {outputs + n * map + y * c->out_width * c->out, c->out, bias, 0};
+                products(c->kernel_height, columns, met, c->out_width, kernels, c->out, result);
+            }
+        }
+        free(padded);
+    }
+    free(turned);
+    return failed;
+}
+
+/* The gradients of the inputs. Returns 0, or 1 if there was no memory. */
+int convolve_back(const convolution *c, const float *gradients, const float *weights, float *results)
+{
+    long line = line_of(c), columns = c->kernel_width * c->channels, kernel = c->kernel_height * columns;
+    long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
+    float *copied = calloc(kernel * c->out + SLACK, sizeof(float));
+    int failed = copied == NULL;
+    if (!failed)
+        memcpy(copied, weights, sizeof(float) * kernel * c->out);
+#pragma omp parallel
+    {
+        float *padded = malloc(sizeof(float) * padded_size(c));
+        if (padded == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long n = 0; n < c->examples; n++) {
+            if (failed)
+                continue;
+            memset(padded, 0, sizeof(float) * padded_size(c));
+            for (long y = 0; y < c->out_height; y++)
+                for (long row = 0; row < c->kernel_height; row++) {
+                    factor shares = {gradients + n * map + y * c->out_width * c->out, 1, 0, c->out};
+                    factor kernels = {copied + row * columns, kernel, 0, 1};
+                    matrix result = {padded + (y * c->stride_height + row * c->dilation_height) * line,
+                                     c->stride_width * c->channels, NULL, 1};
+                    products(1, c->out, shares, c->out_width, kernels, columns, result);
+                }
+            for (long y = 0; y < c->height; y++)
+                memcpy(results + n * image + y * c->width * c->channels, inside(c, padded, y),
+                       sizeof(float) * c->width * c->channels);
+        }
+        free(padded);
+    }
+    free(copied);
     return failed;
 }
 
@@ -250,7 +396,7 @@ INLINE void pool_one(const pooling *p, long n, long high, long wide, int padded,
                 integers place = (integers){0} + NOWHERE;
                 FOR_EACH_PLACE(w, row, column) {
                     long from = ((w.top + row) * p->width + w.left + column) * channels + first;
-                    vector met = LOAD(vector, inputs + n * image + from, image - from);
+                    vector met = load(inputs + n * image + from, image - from);
                     integers larger = (met > best) | (met != met) | (place == NOWHERE);
                     best = (vector)choose(larger, (integers)met, (integers)best);
                     place = choose(larger, (integers){0} + (int32_t)(row * wide + column), place);
@@ -261,8 +407,12 @@ INLINE void pool_one(const pooling *p, long n, long high, long wide, int padded,
                     place |= cut & NOWHERE;
                 }
                 long to = (y * p->out_width + x) * channels + first;
-                STORE(vector, outputs + n * map + to, best, map - to);
-                STORE(bytes, places + n * map + to, __builtin_convertvector(place, bytes), map - to);
+                store(outputs + n * map + to, best, map - to);
+                bytes narrow = __builtin_convertvector(place, bytes);
+                if (map - to >= LANES)
+                    *(bytes *)(places + n * map + to) = narrow;
+                else
+                    memcpy(places + n * map + to, &narrow, map - to);
             }
         }
 }

@@ -1,4 +1,4 @@
-"""Compiled code for what holds a private step up: kernel gradients per example, max pooling, sums over short rows.
+"""Compiled code for what holds a private step up: small convolutions, their gradients per example, max pooling, sums.
 
 `native.c` is compiled the first time it is needed, in a few seconds at most, if the machine has a C compiler (`cc`,
 `gcc` or `clang`) and a processor with AVX2, and kept in the user's cache folder. Before it is used, its results are
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from pdpsgd.layers import compiling
 
-# Larger kernels are left to the matrix products of PyTorch, which are made for large matrices.
+# Larger kernels are left to PyTorch, which is made for large matrices.
 LARGEST_KERNEL = 1 << 16
+LARGEST_KERNEL_TO_CONVOLVE = 1 << 13
 # Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
 MOST_POSITIONS = 1 << 12
 # Numbers in a vector register, or half of one: whatever runs along it is filled up to a multiple of this.
@@ -70,6 +71,11 @@ def row_squares(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     return _row_squares(_trusted(), rows, dtype)
 
 
+def outer_squares(left: Tensor, right: Tensor, smallest: float) -> Tensor:
+    """Return the squared norm of the outer product of each two rows; a row of `left` counts as `smallest` at least."""
+    return _outer_squares(_trusted(), left, right, smallest)
+
+
 def position_sums(values: Tensor) -> Tensor:
     """Return the sums over the middle dimension of (examples, positions, width)."""
     return _position_sums(_trusted(), values)
@@ -82,30 +88,91 @@ def _row_squares(code: ctypes.CDLL, rows: Tensor, dtype: torch.dtype) -> Tensor:
     return squares
 
 
+def _outer_squares(code: ctypes.CDLL, left: Tensor, right: Tensor, smallest: float) -> Tensor:
+    squares = _empty(left.shape[0])
+    sizes = map(ctypes.c_int64, (*left.shape, right.shape[1]))
+    code.outer_squares(*sizes, _address(left), _address(right), ctypes.c_double(smallest), _address(squares))
+    return squares
+
+
 def _position_sums(code: ctypes.CDLL, values: Tensor) -> Tensor:
     sums = torch.empty(values.shape[0], values.shape[2], dtype=torch.float32, device="cpu")
     code.position_sums(*map(ctypes.c_int64, values.shape), _address(values), _address(sums))
     return sums
 
 
-# Kernel gradients --------------------------------------------------------------------------------------------------
+# Convolutions ------------------------------------------------------------------------------------------------------
+
+
+def has_convolution(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the compiled code can do this convolution, and is the faster way.
+
+    It is where PyTorch's own is slow: with strides, or a number of channels that does not fill vectors.
+    """
+    return (
+        type(module) is nn.Conv2d
+        and _is_plain_convolution(module, inputs)
+        and (module.stride[1] > 1 or module.in_channels % LANES != 0)
+        and module.out_channels % LANES == 0
+        and 0 < module.weight.numel() <= LARGEST_KERNEL_TO_CONVOLVE
+        and inputs.shape[0] > 0
+        and min(_outputs_of(module, inputs)) > 0
+        and not torch.is_autocast_enabled("cpu")
+        and "_conv_forward" not in vars(module)
+        and library() is not None
+    )
+
+
+def convolve(module: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what the module does with this weight and bias, of which no gradient is taken."""
+    described = _describe(module, inputs)
+    weight = _channels_last(weight)
+    if torch.is_grad_enabled() and inputs.requires_grad:
+        outputs: Tensor = _Convolution.apply(inputs, weight, bias, described, _trusted())  # type: ignore[no-untyped-call]
+        return outputs
+    return _convolve(_trusted(), described, inputs, weight, bias)
+
+
+def _convolve(
+    code: ctypes.CDLL, described: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    outputs = _images(described[0], *described[4:7])
+    inputs = _channels_last(inputs)
+    biases = None if bias is None else _address(bias)
+    _check_memory(code.convolve(described, _address(inputs), _address(weight), biases, _address(outputs)))
+    return outputs
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, described: Any, code: ctypes.CDLL
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.described, ctx.code = described, code
+        return _convolve(code, described, inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        gradient = _channels_last(gradients[0])
+        result = _images(*ctx.described[:4])
+        failed = ctx.code.convolve_back(ctx.described, _address(gradient), _address(weight), _address(result))
+        _check_memory(failed)
+        return result, None, None, None, None
 
 
 def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Tensor) -> bool:
-    """Whether the compiled code can do this convolution, and is the faster way."""
+    """Whether the compiled code can take this convolution's gradients per example, and is the faster way."""
     return (
         type(module) is nn.Conv2d
-        and _suits(inputs)
         and _suits(output_gradient)
-        and module.groups == 1
-        and module.dilation[1] == 1
-        and module.padding_mode == "zeros"
-        and isinstance(module.padding, tuple)
+        and _is_plain_convolution(module, inputs)
         and 0 < module.weight.numel() <= LARGEST_KERNEL
         and 0 < output_gradient.shape[2:].numel() <= MOST_POSITIONS
         and output_gradient.shape[1] == module.out_channels
-        and output_gradient.shape[2:]
-        == _size_after(module.kernel_size, module.stride, module.padding, module.dilation, inputs.shape[2:])
+        and output_gradient.shape[2:] == _outputs_of(module, inputs)
         and library() is not None
     )
 
@@ -138,30 +205,50 @@ def in_kernel_order(module: nn.Conv2d, results: Tensor) -> Tensor:
 def _kernel_gradients(
     code: ctypes.CDLL, module: nn.Conv2d, inputs: Tensor, gradient: Tensor, results: Tensor, squares: Tensor
 ) -> None:
-    examples, channels, height, width = inputs.shape
-    assert isinstance(module.padding, tuple)
-    described = _integers(
-        examples,
-        channels,
-        height,
-        width,
-        *gradient.shape[1:],
+    described = _describe(module, inputs)
+    inputs, gradient = _channels_last(inputs), _channels_last(gradient)
+    layout = map(ctypes.c_int64, (runs_along_columns(module), results.stride(1), results.stride(0)))
+    places = map(_address, (inputs, gradient, results, squares))
+    _check_memory(code.kernel_gradients(described, *layout, *places))
+
+
+def _is_plain_convolution(module: nn.Conv2d, inputs: Tensor) -> bool:
+    """Whether it is what its attributes say, of images it is made for."""
+    return (
+        _suits(inputs)
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and all(map(_is_pair, (module.kernel_size, module.stride, module.padding, module.dilation)))
+        and min(*module.kernel_size, *module.stride, *module.dilation) > 0
+        and min(cast(Pair, module.padding)) >= 0
+        and module.dilation[1] == 1
+        and module.weight.dtype == torch.float32
+        and module.weight.shape == (module.out_channels, module.in_channels, *module.kernel_size)
+        and (module.bias is None or (module.bias.dtype == torch.float32 and module.bias.is_contiguous()))
+        and inputs.shape[1] == module.in_channels
+    )
+
+
+def _outputs_of(module: nn.Conv2d, inputs: Tensor) -> Pair:
+    padding, image = cast(Pair, module.padding), tuple(inputs.shape[2:])
+    return _size_after(module.kernel_size, module.stride, padding, module.dilation, image)
+
+
+def _describe(module: nn.Conv2d, inputs: Tensor) -> Any:
+    return _integers(
+        *inputs.shape,
+        module.out_channels,
+        *_outputs_of(module, inputs),
         *module.kernel_size,
         *module.stride,
         module.dilation[0],
-        *module.padding,
-        runs_along_columns(module),
-        results.stride(1),
-        results.stride(0),
+        *cast(Pair, module.padding),
     )
-    inputs, gradient = _channels_last(inputs), _channels_last(gradient)
-    failed = code.kernel_gradients(
-        described, _address(inputs), _address(gradient), _address(results), _address(squares)
-    )
+
+
+def _check_memory(failed: int) -> None:
     if failed:
-        raise MemoryError(
-            "No memory for the gradients of a convolution's kernel. Use a smaller physical batch."
-        )
+        raise MemoryError("No memory for a convolution or its gradients. Use a smaller physical batch.")
 
 
 # Max pooling -------------------------------------------------------------------------------------------------------
@@ -192,12 +279,7 @@ class _MaxPool(torch.autograd.Function):
         assert geometry is not None
         examples, channels, *size = inputs.shape
         out = geometry[:2]
-        outputs = torch.empty(
-            (examples, channels, *out),
-            dtype=inputs.dtype,
-            device=inputs.device,
-            memory_format=torch.channels_last,
-        )
+        outputs = _images(examples, channels, *out)
         places = torch.empty(
             outputs.shape, dtype=torch.uint8, device=inputs.device, memory_format=torch.channels_last
         )
@@ -212,9 +294,7 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (places,) = ctx.saved_tensors
         gradient = _channels_last(gradients[0])
-        result = torch.empty(
-            ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
-        )
+        result = _images(*ctx.shape)
         ctx.code.max_pool_backward(ctx.described, _address(gradient), _address(places), _address(result))
         return result, None, None, None
 
@@ -239,7 +319,7 @@ def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         return (
             _same_sums(code, numbers)
-            and all(_same_kernel_gradients(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
+            and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
                 _same_pooling(code, numbers, channels, nn.MaxPool2d(*sizes), rectify)
                 for channels, sizes in _POOLINGS
@@ -251,32 +331,47 @@ def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
 def _same_sums(code: ctypes.CDLL, numbers: torch.Generator) -> bool:
     values = _random(numbers, 3, 5, 37)
     rows, wanted = values.flatten(1), values.double().square().sum((1, 2))
+    left = values[:, 0].contiguous() * torch.tensor(
+        [[1.0], [1e-30], [0.0]], dtype=torch.float32, device="cpu"
+    )
+    outer = left.double().square().sum(1).clamp(min=1e-20).mul_(wanted)
     return (
         torch.allclose(_row_squares(code, rows, torch.float64), wanted, rtol=1e-12)
+        and torch.allclose(_outer_squares(code, left, rows, 1e-20), outer.float(), rtol=1e-6, atol=0)
         and torch.allclose(_row_squares(code, rows, torch.float32), wanted.float(), rtol=1e-6)
         and torch.allclose(_position_sums(code, values), values.sum(1), atol=1e-5)
     )
 
 
-def _same_kernel_gradients(
+def _same_convolution(
     code: ctypes.CDLL, numbers: torch.Generator, channels: int, out: int, kernel: int, dilation: int
 ) -> bool:
     module = nn.Conv2d(channels, out, kernel, stride=2, padding=1, dilation=(dilation, 1), device="meta")
-    weight = _random(numbers, out, channels, kernel, kernel).requires_grad_()
-    inputs = _random(numbers, 2, channels, 13, 11)
-    outputs = F.conv2d(inputs, weight, stride=2, padding=1, dilation=(dilation, 1))
+    weight = _channels_last(_random(numbers, out, channels, kernel, kernel)).requires_grad_()
+    bias = _random(numbers, out)
+    inputs = _random(numbers, 2, channels, 13, 11).requires_grad_()
+    outputs = F.conv2d(inputs, weight, bias, stride=2, padding=1, dilation=(dilation, 1))
     gradient = _random(numbers, *outputs.shape)
-    results = _empty(2, kernel, out * kernel * channels)
-    squares = _empty(2)
+    ours = _Convolution.apply(inputs, weight.detach(), bias, _describe(module, inputs), code)  # type: ignore[no-untyped-call]
+    (back,), (wanted,) = (
+        torch.autograd.grad(one, inputs, gradient, retain_graph=True) for one in (ours, outputs)
+    )
+    if not (_close(ours, outputs) and _close(back, wanted)):
+        return False
+    results, squares = _empty(2, kernel, out * kernel * channels), _empty(2)
     _kernel_gradients(code, module, inputs, gradient, results, squares)
     found = in_kernel_order(module, results.flatten(1))
     for one in range(2):
         (wanted,) = torch.autograd.grad(outputs[one], weight, gradient[one], retain_graph=True)
-        if not torch.allclose(found[one], wanted, rtol=1e-4, atol=1e-4):
-            return False
-        if not torch.allclose(squares[one], wanted.square().sum(), rtol=1e-4):
+        if not (
+            _close(found[one], wanted) and torch.allclose(squares[one], wanted.square().sum(), rtol=1e-4)
+        ):
             return False
     return True
+
+
+def _close(found: Tensor, wanted: Tensor) -> bool:
+    return torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def _same_pooling(
@@ -288,6 +383,10 @@ def _same_pooling(
     gradient = _random(numbers, *wanted.shape)
     (one,), (other,) = (torch.autograd.grad(outputs, inputs, gradient) for outputs in (wanted, found))
     return torch.equal(wanted, found) and torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def _images(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
 
 
 def _random(numbers: torch.Generator, *shape: int) -> Tensor:
@@ -349,9 +448,11 @@ def _size_after(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, image
 
 def _is_plain(size: Any) -> bool:
     """Whether a size is a number, or two: there are more ways to write it, which are left to PyTorch."""
-    return type(size) is int or (
-        type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int
-    )
+    return type(size) is int or _is_pair(size)
+
+
+def _is_pair(size: Any) -> bool:
+    return type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int
 
 
 def _pair(size: Any) -> Pair:
