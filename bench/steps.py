@@ -6,8 +6,8 @@ Each contender has a process of its own, as it has in use (in one process they w
 They take turns, 16 steps each, until every one has had its share of time; what is printed is the mean step of the
 median turn, its ratio to plain SGD in the better of the two memory layouts, and the peak memory of the process.
 "pdpsgd, whole engine" and "plain SGD, drawn batches" draw their batches, so that the size varies and memory gets
-fragmented; the others are given one batch again and again. Data are random and nothing is learned: only speed is
-measured here.
+fragmented ("256 at once" bounds that); the others are given one batch again and again. Data are random and nothing is
+learned: only speed is measured here.
 
 On a machine that others use too, `--threads 1 --clock cpu` measures processor time instead of time on the wall.
 """
@@ -39,6 +39,7 @@ from pdpsgd.models import mnist_cnn, svhn_cnn
 
 Step = Callable[[], None]
 
+AT_ONCE = 256  # people, where the engine is told to take no more through the model together
 TURN = 16  # steps in a row; our engine makes noise, and draws people, for up to so many at once
 
 
@@ -140,7 +141,13 @@ def engine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return private_loop(model, inputs, targets)[1]
 
 
-def private_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Any, Step]:
+def engine_in_parts(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    return private_loop(model, inputs, targets, AT_ONCE)[1]
+
+
+def private_loop(
+    model: nn.Module, inputs: Tensor, targets: Tensor, at_once: int | None = None
+) -> tuple[Any, Step]:
     import pdpsgd
 
     data = crowd(inputs, targets)
@@ -154,14 +161,17 @@ def private_loop(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Any
         data_loader=data,
         plan=plan,
         criterion=F.cross_entropy,
+        max_physical_batch_size=at_once,
     )
     batches = iter(loader)
 
     def step() -> None:
-        some, their_targets = next(batches)
-        optimizer.zero_grad()
-        F.cross_entropy(private(some), their_targets).backward()
-        optimizer.step()
+        for some, their_targets in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(private(some), their_targets).backward()
+            optimizer.step()
+            if optimizer.took_step:
+                return
 
     return made, step
 
@@ -220,6 +230,7 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain SGD, drawn batches": plain_drawn,
     "pdpsgd, clipped sums": ours,
     "pdpsgd, whole engine": engine,
+    f"pdpsgd, {AT_ONCE} at once": engine_in_parts,
     "Opacus, hooks": opacus_hooks,
     "Opacus, ghost": opacus_ghost,
 }
@@ -278,7 +289,10 @@ def contend(step: Step, clock: Callable[[], float]) -> None:
 
 def measure(model: str, batch: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Median milliseconds of a step, and peak memory; the contenders take turns."""
-    entered = {name: Contender(name, model, batch, options) for name in options.contenders}
+    fitting = [
+        name for name in options.contenders if CONTENDERS[name] is not engine_in_parts or batch > AT_ONCE
+    ]
+    entered = {name: Contender(name, model, batch, options) for name in fitting}
     running = {name: contender for name, contender in entered.items() if contender.is_ready}
     times: dict[str, list[float]] = {name: [] for name in running}
     end = time.perf_counter() + options.seconds * len(running)
@@ -383,7 +397,8 @@ def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str
         "networks and a transformer of two layers of width 64. *Clipped sums* is a step with our gradients and "
         "nothing else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes "
         "its noise. Its people are in memory and its batches vary in size, as those of *drawn batches* do, which "
-        "takes memory with PyTorch's kernels and allocator whoever trains.",
+        f"takes memory with PyTorch's kernels and allocator whoever trains; *{AT_ONCE} at once* is the engine with "
+        f"`max_physical_batch_size={AT_ONCE}`, which bounds it.",
         "",
         "| model | batch | contender | ms a step | x best plain SGD | peak MB | x plain SGD |",
         "|---|---|---|---|---|---|---|",
