@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -14,13 +15,20 @@ from pdpsgd.errors import PdpsgdError
 from pdpsgd.experiments import runner
 from pdpsgd.experiments.cells import cell
 from pdpsgd.experiments.effort import measure
+from pdpsgd.experiments.inputs import features_of
 from pdpsgd.experiments.overview import write_overview
 from pdpsgd.experiments.published import SKEWS, TABLE_1, TABLE_1_SYSTEMS, best_of_paper
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.reproduce import reproduce, write_pages
 from pdpsgd.experiments.search import chosen_recipe, trials
 from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
-from pdpsgd.experiments.studies import STUDIES, as_published_settings, table_1_settings
+from pdpsgd.experiments.studies import (
+    NOISE_AS_PUBLISHED,
+    STUDIES,
+    as_published_settings,
+    noise_settings,
+    table_1_settings,
+)
 from pdpsgd.experiments.systems import SYSTEMS, plan_of
 from pdpsgd.experiments.tables import PAGES
 
@@ -250,3 +258,21 @@ def test_the_overview_says_how_much_is_done(tmp_path: Path) -> None:
         "| `pdpsgd reproduce table-1-as-published --dataset mnist` | MNIST | none needed | 1 of 39 |" in text
     )
     assert "90.00" not in text
+
+
+def test_unit_pixels_are_those_of_the_files() -> None:
+    found = features_of("digits", "unit-pixels")
+    for inputs in (found.train_inputs, found.test_inputs):
+        assert inputs.min() == pytest.approx(0, abs=1e-6)
+        assert inputs.max() == pytest.approx(1, abs=1e-6)
+    normalised = features_of("digits", "pixels")
+    assert normalised.train_inputs.min() < -0.5
+    assert torch.equal(found.train_targets, normalised.train_targets)
+
+
+def test_noise_by_noise_everybody_allows_what_it_costs() -> None:
+    for dataset in ("mnist", "svhn"):
+        settings = noise_settings(dataset, Record(Path("none.jsonl")))
+        allowed = [setting.population.tiers[0][0] for setting in settings]
+        assert allowed == sorted(allowed)
+        assert {setting.recipe.noise_multiplier for setting in settings} == set(NOISE_AS_PUBLISHED)

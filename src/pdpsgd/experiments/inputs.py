@@ -17,7 +17,8 @@ from pdpsgd.errors import check_one_of
 from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
 
 Pair = tuple[Tensor, Tensor]
-FEATURES = ("pixels", "scattering")
+FEATURES = ("pixels", "unit-pixels", "scattering")
+"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files."""
 
 
 def data_of(setting: Setting) -> tuple[Pair, Pair]:
@@ -47,7 +48,20 @@ def features_of(dataset: str, features: str) -> datasets.Dataset:
     """A benchmark with these features as inputs."""
     check_one_of(FEATURES, features=features)
     loaded = datasets.load(dataset)
-    return loaded if features == "pixels" else _scattered(loaded)
+    if features == "scattering":
+        return _scattered(loaded)
+    return loaded if features == "pixels" else _as_in_files(loaded)
+
+
+def _as_in_files(loaded: datasets.Dataset) -> datasets.Dataset:
+    """Pixels from 0 to 1, not normalised."""
+    mean, std = (
+        torch.tensor(constants)[:, None, None]
+        for constants in (loaded.normalisation.mean, loaded.normalisation.std)
+    )
+    return replace(
+        loaded, train_inputs=loaded.train_inputs * std + mean, test_inputs=loaded.test_inputs * std + mean
+    )
 
 
 def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdpsgd.experiments.cells import Cell, cell, printed_text
-from pdpsgd.experiments.published import DATASETS, best_of_paper
+from pdpsgd.experiments.published import DATASETS, TITLES, best_of_paper
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.settings import Setting
 from pdpsgd.experiments.studies import STUDIES, feature_settings, long_settings, table_1_settings
-from pdpsgd.experiments.tables import TITLES
 
 WANTED_SEEDS = 3
 

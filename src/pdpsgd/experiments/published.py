@@ -14,6 +14,7 @@ class Printed(NamedTuple):
 
 SKEWS = (-0.2, 0.0, 0.2)
 DATASETS = ("mnist", "fashion-mnist", "svhn")
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "svhn": "SVHN", "digits": "digits"}
 TABLE_1_SYSTEMS = ("dp-sgd", "sampling", "adapdp", "pdp-sgd-fixed", "pdp-sgd-adaptive")
 
 _TABLE_1 = {

@@ -22,7 +22,9 @@ from pdpsgd.experiments.studies import (
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""
 
-SHOWN_ON = {"steps-as-published": "table-1-as-published", "noise-as-published": "table-1-as-published"}
+SHOWN_ON = dict.fromkeys(
+    ("steps-as-published", "noise-as-published", "inputs-as-published"), "table-1-as-published"
+)
 """Studies that have no page of their own."""
 
 ALWAYS_THERE = "digits"  # for a first look without benchmark files; no figure of the paper

@@ -33,7 +33,7 @@ SKEWED_SYSTEMS = ("pdp-sgd-exact", "pdp-sgd-adaptive")
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
-MNIST_PEOPLE = 60_000
+PEOPLE = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257}
 IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -131,7 +131,7 @@ def idp_settings(dataset: str, search: Record) -> list[Setting]:
 
 def noise_settings(dataset: str, search: Record) -> list[Setting]:
     """As many steps as the paper reports for PDP-SGD, with less and less noise, whatever that costs by RDP."""
-    rate, steps = PAPERS_RECIPE.batch_size / MNIST_PEOPLE, TABLE_2["pdp-sgd"].iterations
+    rate, steps = PAPERS_RECIPE.batch_size / PEOPLE[dataset], TABLE_2["pdp-sgd"].iterations
     settings = []
     for noise in NOISE_AS_PUBLISHED:
         epsilon = accountant("rdp").epsilon((Exposure(1.0, rate, noise, steps),), Population().delta)
@@ -139,6 +139,15 @@ def noise_settings(dataset: str, search: Record) -> list[Setting]:
         recipe = replace(PAPERS_RECIPE, noise_multiplier=noise, rounds=None)
         settings.append(Setting(dataset, "dp-sgd", recipe, people, accountant="rdp"))
     return settings
+
+
+def input_settings(dataset: str, search: Record) -> list[Setting]:
+    """As published at k = 0, on pixels from 0 to 1 that are not normalised: the paper does not say."""
+    return [
+        replace(setting, recipe=replace(setting.recipe, features="unit-pixels"))
+        for setting in as_published_settings(dataset, search)
+        if setting.population.k == 0 and setting.system in ("dp-sgd", "pdp-sgd-adaptive")
+    ]
 
 
 def search_for(*systems: str, kind: str = "pixels") -> Callable[[str], list[list[Setting]]]:
@@ -176,7 +185,10 @@ STUDIES: dict[str, Study] = {
         "Accuracy as published against the number of steps", ("mnist",), search_for(), step_settings
     ),
     "noise-as-published": Study(
-        "Accuracy against noise, at the paper's number of steps", ("mnist",), search_for(), noise_settings
+        "Accuracy against noise, at the paper's number of steps", DATASETS, search_for(), noise_settings
+    ),
+    "inputs-as-published": Study(
+        "Accuracy as published, with other inputs", DATASETS, search_for(), input_settings
     ),
     "table-2": Study("Table 2: run time, iterations, parameters", DATASETS, search_for(), table_2_settings),
     "weights": Study("Accuracy against w1", ("mnist",), search_for("pdp-sgd-fixed"), weight_settings),

@@ -18,8 +18,10 @@ from pdpsgd.experiments.published import (
     SKEWS,
     TABLE_1,
     TABLE_2,
+    TITLES,
     best_of_paper,
 )
+from pdpsgd.experiments.reasons import reasons
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import GRIDS, SEARCH_SEED, THRESHOLDED
 from pdpsgd.experiments.settings import Setting
@@ -31,14 +33,11 @@ from pdpsgd.experiments.studies import (
     feature_settings,
     idp_settings,
     long_settings,
-    noise_settings,
-    step_settings,
     table_1_settings,
     table_2_settings,
     was_searched,
 )
 
-TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "svhn": "SVHN", "digits": "digits"}
 HOW_TO_READ = (
     "Test accuracy in percent: mean ± standard deviation over seeds (number of seeds in parentheses). "
     "An empty cell was not run; `pdpsgd reproduce {what}` fills it."
@@ -126,7 +125,7 @@ def table_1_as_published(search: Record, record: Record) -> Page:
         systems = tuple(dict.fromkeys(s.system for s in settings))
         lines += ["", f"## {TITLES[dataset]}", "", *_by_skew(dataset, systems, known)]
         lines += _rounds_taken(dataset, record)
-    lines += _reasons(search, record)
+    lines += reasons(search, record)
     lines += ["", *_claims(record)]
     return Page("table-1-as-published", "\n".join(lines) + "\n", tuple(cells))
 
@@ -371,63 +370,12 @@ def _rounds_taken(dataset: str, record: Record) -> list[str]:
 
 def _is_as_printed(setting: dict[str, Any]) -> bool:
     """Whether these are the paper's bookkeeping and noise."""
-    return setting["bookkeeping"] == "as-published" and setting["recipe"]["noise_multiplier"] is not None
-
-
-def _reasons(search: Record, record: Record) -> list[str]:
-    """The experiments on why accuracies as published are not the printed ones."""
-    steps = [entry for s in step_settings("mnist", search) if (entry := cell(s, record)).seeds]
-    noises = [entry for s in noise_settings("mnist", search) if (entry := cell(s, record)).seeds]
-    lines: list[str] = []
-    if steps:
-        lines += [
-            "",
-            "## Why these are not the printed figures: steps",
-            "",
-            "At noise 1.3 a budget buys tens of thousands of steps, and at a learning rate that stays at 0.05 their "
-            "noise adds up in the weights: more budget, more steps, and no more accuracy. The same budget in fewer "
-            "steps, with the smallest noise that RDP allows for them (`pdp-sgd-adaptive`, MNIST, k = 0, one round that "
-            "costs what it costs above):",
-            "",
-            "| steps | noise multiplier | accuracy |",
-            "|---|---|---|",
-        ]
-        lines += [
-            f"| {entry.iterations:,} | {_noise(entry, record):.3f} | {entry.text()} |" for entry in steps
-        ]
-    if noises:
-        lines += [
-            "",
-            "## Which noise the printed figures would take",
-            "",
-            "As many steps as the paper reports for PDP-SGD, all people of MNIST, its learning rate, batch and "
-            "clipping, at less and less noise; and the epsilon, by RDP, that everybody would have to allow for it:",
-            "",
-            "| noise multiplier | steps | epsilon by RDP | accuracy |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {_noise(entry, record):.1f} | {entry.iterations:,} | {entry.setting.population.tiers[0][0]:.2f} | "
-            f"{entry.text()} |"
-            for entry in noises
-        ]
-        printed = best_of_paper("mnist")
-        enough = [entry for entry in noises if entry.mean is not None and entry.mean >= printed.mean]
-        if enough:
-            most = max(enough, key=lambda entry: _noise(entry, record))
-            lines += [
-                "",
-                f"The paper's best cell for MNIST, {printed_text(printed)}, is reached from a noise multiplier of "
-                f"{_noise(most, record):.1f} down, where everybody has to allow "
-                f"{most.setting.population.tiers[0][0]:.2f}; people allow 0.5 to 1. No reading of the paper's "
-                "algorithm and accounting that we found gives its PDP-SGD so little noise over so many steps.",
-            ]
-    return lines
-
-
-def _noise(entry: Cell, record: Record) -> float:
-    found: float = record.of(entry.setting)[0]["rounds"][0]["noise_multiplier"]
-    return found
+    recipe = setting["recipe"]
+    return (
+        setting["bookkeeping"] == "as-published"
+        and recipe["noise_multiplier"] is not None
+        and recipe["features"] == "pixels"
+    )
 
 
 def _claims(record: Record) -> list[str]:
