@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pdpsgd.augmentation import Shifts
 from pdpsgd.experiments.inputs import data_of, model_of
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.settings import Setting
@@ -58,6 +59,8 @@ def run(setting: Setting, seed: int) -> dict[str, Any]:
         momentum=setting.recipe.momentum,
         schedule=setting.recipe.schedule,
         weight_average=setting.recipe.weight_average,
+        augment=Shifts(2) if setting.recipe.views > 1 else None,
+        views=setting.recipe.views,
         test_data=test,
         seed=seed,
         progress=False,

@@ -42,7 +42,8 @@ class Recipe:
     """How a model is trained.
 
     `learning_rate` is for gradients divided by the clipping norm, so that the two can be chosen apart: the
-    optimizer gets learning_rate / max_grad_norm. With a `noise_multiplier` the plan finds the steps.
+    optimizer gets learning_rate / max_grad_norm. With a `noise_multiplier` the plan finds the steps. With
+    several `views`, an example goes through the network that often, each time moved by up to two pixels.
     """
 
     steps: int | None = 1000
@@ -56,6 +57,7 @@ class Recipe:
     weight_average: float | None = None
     noise_multiplier: float | None = None
     rounds: int | None = None
+    views: int = 1
 
 
 PAPERS_RECIPE = Recipe(
@@ -95,6 +97,8 @@ class Setting:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if self.recipe.views == 1:
+            del plain["recipe"]["views"]  # as in records from before there were several
         return plain
 
     @classmethod

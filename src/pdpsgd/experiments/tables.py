@@ -273,8 +273,8 @@ def search_page(search: Record, record: Record) -> Page:
         "the clipping norm.",
         "",
         "| data set | features | system | steps | batch | activation | clipping | learning rate | momentum | "
-        "averaging | accuracy | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "averaging | views | accuracy | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     cells = []
     for run in search:
@@ -285,7 +285,8 @@ def search_page(search: Record, record: Record) -> Page:
             f"| {TITLES[setting.dataset]} | {recipe.features} | {setting.system} | {recipe.steps} | "
             f"{recipe.batch_size:g} | {recipe.activation if recipe.features == 'pixels' else ''} | "
             f"{recipe.max_grad_norm:g} | {recipe.learning_rate:g} | {recipe.momentum or ''} | "
-            f"{recipe.weight_average or ''} | {100 * run['accuracy']:.2f} | {run['seconds']:.0f} |"
+            f"{recipe.weight_average or ''} | {recipe.views if recipe.views > 1 else ''} | "
+            f"{100 * run['accuracy']:.2f} | {run['seconds']:.0f} |"
         )
     return Page("search", "\n".join(lines) + "\n", tuple(cells))
 

@@ -1,0 +1,30 @@
+"""Changes to images that leave their meaning: for `augment` of `fit`, one example at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """Moves each image by up to `most` pixels in both directions, at random; what comes in repeats the border.
+
+    >>> Shifts(1)(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 1, 8, 8])
+    """
+
+    most: int = 2
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the images (examples, channels, height, width), each moved on its own."""
+        examples, _, height, width = images.shape
+        padded = F.pad(images, [self.most] * 4, mode="replicate").permute(0, 2, 3, 1)
+        top, left = torch.randint(2 * self.most + 1, (2, examples, 1, 1), device=images.device)
+        rows = top + torch.arange(height, device=images.device)[:, None]
+        columns = left + torch.arange(width, device=images.device)
+        example = torch.arange(examples, device=images.device)[:, None, None]
+        return padded[example, rows, columns].permute(0, 3, 1, 2)
