@@ -242,7 +242,8 @@ def test_a_system_that_was_not_searched_borrows_a_recipe_and_the_table_says_so(t
 
 def test_effort_counts_iterations_and_models_from_the_plan() -> None:
     setting = small("adapdp", bookkeeping="as-published", accountant="rdp")
-    found = measure(setting, steps=2)
+    (found,) = measure([setting], turns=3, steps=2)
+    assert len(found["turns"]) == 3
     made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
     assert found["iterations"] == made.steps
     assert found["models"] == len(made.rounds) > 1

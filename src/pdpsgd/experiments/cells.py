@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ class Cell:
     setting: Setting
     accuracies: tuple[float, ...]
     seconds: float | None
+    processor_seconds: float | None
     iterations: int | None
     parameters: int | None
     largest_proven: float | None
@@ -43,7 +45,7 @@ class Cell:
         """For a table: mean, deviation, number of seeds; empty without runs, * with a borrowed recipe.
 
         >>> from pdpsgd.experiments.settings import Recipe, Setting
-        >>> Cell(Setting("mnist", "dp-sgd", Recipe()), (95.0, 96.0), 1.0, 1, 1, 0.5).text()
+        >>> Cell(Setting("mnist", "dp-sgd", Recipe()), (95.0, 96.0), 1.0, 1.0, 1, 1, 0.5).text()
         '95.50 ± 0.71 (2)'
         """
         if self.mean is None:
@@ -70,6 +72,7 @@ class Cell:
             "printed_deviation": None if self.printed is None else self.printed.deviation,
             "iterations": self.iterations,
             "seconds": _rounded(self.seconds),
+            "processor_seconds": _rounded(self.processor_seconds),
             "parameters": self.parameters,
         }
 
@@ -81,7 +84,8 @@ def cell(setting: Setting, record: Record, printed: Printed | None = None, *, se
     return Cell(
         setting=setting,
         accuracies=tuple(100 * run["accuracy"] for run in runs),
-        seconds=statistics.fmean(run["seconds"] for run in runs) if runs else None,
+        seconds=_mean(run["seconds"] for run in runs),
+        processor_seconds=_mean(run["processor_seconds"] for run in runs if "processor_seconds" in run),
         iterations=round(statistics.fmean(run["iterations"] for run in runs)) if runs else None,
         parameters=max(run["parameters"] for run in runs) if runs else None,
         largest_proven=max(proven, default=None),
@@ -95,6 +99,11 @@ def printed_text(printed: Printed | None) -> str:
     if printed is None:
         return ""
     return f"{printed.mean:.2f}" + ("" if printed.deviation is None else f" ± {printed.deviation:.2f}")
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.fmean(found) if found else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,52 +13,82 @@ from pdpsgd.experiments.inputs import data_of, model_of
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.settings import Setting
 from pdpsgd.experiments.systems import plan_of
+from pdpsgd.plans import Plan
 from pdpsgd.training import fit, versions
 
-TIMED_STEPS = 300
+TURNS = 7
+STEPS_A_TURN = 200
 
 
 def measure_all(settings: list[Setting], record: Record, *, seed: int = 0) -> None:
-    """Measure the settings that are not on record yet, one after another on the same machine."""
-    for setting in settings:
-        if not record.has(setting.key(seed)):
-            record.add(measure(setting, seed=seed))
+    """Measure the settings that are not on record yet; those of a data set in turns."""
+    for dataset in dict.fromkeys(setting.dataset for setting in settings):
+        missing = [s for s in settings if s.dataset == dataset and not record.has(s.key(seed))]
+        for measured in measure(missing, seed=seed):
+            record.add(measured)
 
 
-def measure(setting: Setting, *, seed: int = 0, steps: int = TIMED_STEPS) -> dict[str, Any]:
-    """Iterations and models by the plan, and processor time of an iteration over the first steps.
+def measure(
+    settings: list[Setting], *, seed: int = 0, turns: int = TURNS, steps: int = STEPS_A_TURN
+) -> list[dict[str, Any]]:
+    """Iterations and models by the plan, and processor time of an iteration: the median of some turns.
 
-    Processor time rather than the clock's, so that other work on the machine counts for less.
+    Processor time rather than the clock's, and in turns, so that other work on the machine counts for less and
+    meets all alike.
     """
-    train, _ = data_of(setting)
-    budgets = setting.population.budgets(len(train[1]), shuffle=seed)
-    planned = plan_of(setting, budgets, seed=seed)
-    model = model_of(setting)
-    torch.manual_seed(seed)
-    seconds = []
-    for count in (1, steps):  # the first includes what is done once
+    contenders = [_Contender(setting, seed) for setting in settings]
+    for _ in range(turns):
+        for contender in contenders:
+            contender.take_turn(steps)
+    return [contender.measured() for contender in contenders]
+
+
+@dataclass
+class _Contender:
+    setting: Setting
+    seed: int
+    milliseconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        people = len(data_of(self.setting)[0][1])
+        self.budgets = self.setting.population.budgets(people, shuffle=self.seed)
+        self.planned: Plan = plan_of(self.setting, self.budgets, seed=self.seed)
+
+    def take_turn(self, steps: int) -> None:
+        """Train for so many steps, and for one: the difference is without what is done once."""
+        one, all_of_them = (self._seconds(count) for count in (1, steps))
+        self.milliseconds.append(1000 * (all_of_them - one) / (steps - 1))
+
+    def measured(self) -> dict[str, Any]:
+        """A line of the record."""
+        models = 1 + sum(r.fresh_model for r in self.planned.rounds[1:])
+        return {
+            "key": self.setting.key(self.seed),
+            "setting": self.setting.to_dict(),
+            "seed": self.seed,
+            "iterations": self.planned.steps,
+            "rounds": [[r.steps, r.noise_multiplier, r.threshold] for r in self.planned.rounds],
+            "models": models,
+            "parameters": models
+            * sum(parameter.numel() for parameter in model_of(self.setting).parameters()),
+            "processor_milliseconds": round(statistics.median(self.milliseconds), 3),
+            "turns": [round(each, 3) for each in self.milliseconds],
+            "versions": versions(),
+        }
+
+    def _seconds(self, steps: int) -> float:
+        torch.manual_seed(self.seed)
+        model = model_of(self.setting)
+        recipe, train = self.setting.recipe, data_of(self.setting)[0]
         began = time.process_time()
         fit(
-            model_of(setting),
+            model,
             train,
-            budgets,
-            plan=planned.prefix(count),
-            learning_rate=setting.recipe.learning_rate / setting.recipe.max_grad_norm,
-            schedule=setting.recipe.schedule,
-            seed=seed,
+            self.budgets,
+            plan=self.planned.prefix(steps),
+            learning_rate=recipe.learning_rate / recipe.max_grad_norm,
+            schedule=recipe.schedule,
+            seed=self.seed,
             progress=False,
         )
-        seconds.append(time.process_time() - began)
-    models = 1 + sum(r.fresh_model for r in planned.rounds[1:])
-    return {
-        "key": setting.key(seed),
-        "setting": setting.to_dict(),
-        "seed": seed,
-        "iterations": planned.steps,
-        "rounds": [[r.steps, r.noise_multiplier, r.threshold] for r in planned.rounds],
-        "models": models,
-        "parameters": models * sum(parameter.numel() for parameter in model.parameters()),
-        "processor_milliseconds": round(1000 * (seconds[1] - seconds[0]) / (steps - 1), 3),
-        "timed_steps": steps,
-        "versions": versions(),
-    }
+        return time.process_time() - began

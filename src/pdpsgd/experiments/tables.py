@@ -137,14 +137,14 @@ def table_2(search: Record, record: Record) -> Page:
         "",
         "The set-up of table 1 as published, k = 0; PDP-SGD is the adaptive one. The paper's figures are "
         "averages over its three data sets on a Titan RTX. Ours: iterations and parameters by the plan (seed 0; "
-        "AdaPDP trains a model a round), and processor time on one "
-        "core of a shared, busy machine, measured over the first steps and multiplied. A step is the same work "
-        "in all three systems: differences of time between rows of one data set are the machine's. Whole runs, "
-        "where there are any, are the last columns.",
+        "AdaPDP trains a model a round), and processor time on one core, measured in one run on one machine: the "
+        "systems of a data set take turns, each is trained for some steps a turn, and the median is multiplied. A step "
+        "is the same work in all three systems: what differs is how many there are. Whole runs (those of table 1 as "
+        "published, on days when the machine was more or less busy, and some with slower code) are the last columns, "
+        "also in processor time.",
         "",
         "| data set | system | iterations | parameters | ms an iteration | seconds, from that | "
-        "seconds of whole "
-        "runs | runs |",
+        "seconds of whole runs | runs |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
@@ -163,7 +163,7 @@ def table_2(search: Record, record: Record) -> Page:
                 f"{found['iterations']:,} | {found['parameters']:,} | {pace:.1f} | "
                 f"{pace * found['iterations'] / 1000:,.0f}"
             )
-        whole = f"{entry.seconds:,.1f} | {entry.seeds}" if entry.seeds else " | "
+        whole = f"{entry.processor_seconds:,.1f} | {entry.seeds}" if entry.processor_seconds else " | "
         name = TITLES[entry.setting.dataset]
         lines.append(f"| {name} | {entry.setting.system} | {planned} | {whole} |")
     return Page("table-2", "\n".join(lines) + "\n", tuple(cells))
