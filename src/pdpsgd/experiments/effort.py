@@ -53,6 +53,7 @@ class _Contender:
         people = len(data_of(self.setting)[0][1])
         self.budgets = self.setting.population.budgets(people, shuffle=self.seed)
         self.planned: Plan = plan_of(self.setting, self.budgets, seed=self.seed)
+        self._seconds(1)  # what is done once in a process
 
     def take_turn(self, steps: int) -> None:
         """Train for so many steps, and for one: the difference is without what is done once."""
