@@ -67,39 +67,29 @@ def near(found: Tensor, exact: Tensor) -> bool:
     return bool(difference <= 1e-5 * (1 + exact.detach().abs().max()))
 
 
-def a_convolution(function: Any) -> Any:
-    """Run a test on convolutions of all kinds."""
-    return given(
-        seed=st.integers(0, 1000),
-        channels=st.sampled_from([1, 2, 3, 7, 16, 20]),
-        out=st.sampled_from([1, 3, 6, 8, 9, 16, 19, 32, 33, 64]),
-        kernel=st.tuples(sizes, sizes),
-        stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-        padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-        dilation=st.integers(1, 2),
-        image=st.tuples(st.integers(5, 12), st.integers(5, 12)),
-        examples=st.integers(1, 5),
-    )(function)
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[nn.Conv2d, Tensor]:
+    """A convolution of any kind, and images for it."""
+    kernel, stride, padding = (
+        draw(st.tuples(each, each)) for each in (sizes, st.integers(1, 3), st.integers(0, 2))
+    )
+    dilation, height, width = draw(st.integers(1, 2)), draw(st.integers(5, 12)), draw(st.integers(5, 12))
+    assume(dilation * (kernel[0] - 1) < height)
+    channels = draw(st.sampled_from([1, 2, 3, 7, 16, 20]))
+    out = draw(st.sampled_from([1, 3, 6, 8, 9, 16, 19, 32, 33, 64]))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    module = nn.Conv2d(
+        channels, out, kernel, stride, padding, dilation=(dilation, 1), bias=draw(st.booleans())
+    )
+    return module, torch.randn(draw(st.integers(1, 5)), channels, height, width)
 
 
 @with_compiler
-@a_convolution
-def test_a_convolution_and_what_it_passes_back_are_pytorchs(
-    seed: int,
-    channels: int,
-    out: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: int,
-    image: tuple[int, int],
-    examples: int,
-) -> None:
-    assume(dilation * (kernel[0] - 1) < image[0])
-    torch.manual_seed(seed)
-    module = nn.Conv2d(channels, out, kernel, stride, padding, dilation=(dilation, 1), bias=seed % 2 == 0)
+@given(case=convolutions())
+def test_a_convolution_and_what_it_passes_back_are_pytorchs(case: tuple[nn.Conv2d, Tensor]) -> None:
+    module, inputs = case
+    inputs.requires_grad_()
     weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
-    inputs = torch.randn(examples, channels, *image, requires_grad=True)
     exact = inputs.detach().double().requires_grad_()
     found, wanted = native.convolve(module, inputs, weight, bias), module.double()(exact)
     assert near(found, wanted)
@@ -146,22 +136,10 @@ def test_a_convolution_that_is_not_what_it_seems_is_left_to_pytorch(
 
 
 @with_compiler
-@a_convolution
-def test_kernel_gradients_are_those_of_the_matrix_products(
-    seed: int,
-    channels: int,
-    out: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: int,
-    image: tuple[int, int],
-    examples: int,
-) -> None:
-    assume(dilation * (kernel[0] - 1) < image[0])
-    torch.manual_seed(seed)
-    module = nn.Conv2d(channels, out, kernel, stride, padding, dilation=(dilation, 1))
-    inputs = torch.randn(examples, channels, *image)
+@given(case=convolutions())
+def test_kernel_gradients_are_those_of_the_matrix_products(case: tuple[nn.Conv2d, Tensor]) -> None:
+    module, inputs = case
+    examples = len(inputs)
     gradient = torch.randn_like(module(inputs))
     assert native.has_kernel_gradients(module, inputs, gradient)
     compiled = CompiledKernels(module, inputs, gradient, Workspace())
@@ -315,7 +293,7 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
     "fault",
     [
         ("met[v] * one[i * numbers.apart]", "met[v] * one[0]"),
-        ("row * c->dilation_height * line", "0 * line"),
+        ("padded + row * c->dilation_height * t->line", "padded"),
         ("total += sum_of_squares", "total = sum_of_squares"),
         ("floats[row] =", "floats[0] ="),
         ("doubles[row] =", "doubles[0] ="),
@@ -325,10 +303,10 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
         ("nothing ? 0 : gradient[i]", "nothing ? 0 : gradient[0]"),
         ("*result += (vector)", "*result = (vector)"),
         ("pool_one(p, n, 2, 2, 0,", "pool_one(p, n, 2, 1, 0,"),
-        ("gradient = memcpy(copied, gradient, sizeof(float) * map)", "gradient = copied"),
-        ("1, c->dilation_height * line,", "1, line,"),
+        ("gradient, sizeof(float) * t->map", "gradient, 0"),
+        ("1, c->dilation_height * t->line,", "1, t->line,"),
         ("sums[i][v] += load(to, room)", "sums[i][v] += 0"),
-        ("padded + y * c->stride_height * line", "padded + y * line"),
+        ("padded + y * c->stride_height * t->line", "padded + y * t->line"),
         ("square < smallest ? smallest : square", "square"),
         ("first = load(result.first", "first = 0 * load(result.first"),
     ],

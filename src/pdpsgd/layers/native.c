@@ -231,124 +231,133 @@ static void pad(const convolution *c, const float *image, float *padded)
         memcpy(inside(c, padded, y), image + y * line, sizeof(float) * line);
 }
 
-/* The gradients of the kernel: results (examples, kernel rows, ...), and their squared norms. By columns, these are
- * (out, columns), else (columns, out). Returns 0, or 1 if there was no memory. */
-int kernel_gradients(const convolution *c, int64_t by_columns, int64_t row_stride, int64_t example_stride,
-                     const float *inputs, const float *gradients, float *results, float *squares)
+/* What is to be done for every example. */
+typedef struct {
+    const convolution *c;
+    const float *inputs, *gradients, *weights, *bias;
+    float *results, *squares;
+    long line, columns, kernel, image, map; /* sizes: of a padded line, a kernel row, a kernel, an input, an output */
+    int64_t by_columns, row_stride, example_stride;
+} task;
+
+static task task_of(const convolution *c)
 {
-    long line = line_of(c), columns = c->kernel_width * c->channels;
-    long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
+    long columns = c->kernel_width * c->channels;
+    return (task){.c = c, .line = line_of(c), .columns = columns, .kernel = c->kernel_height * columns,
+                  .image = c->height * c->width * c->channels, .map = c->out_height * c->out_width * c->out};
+}
+
+/* Does it, with room for a thread to work in that begins with zeros. Returns 0, or 1 if there was no memory. */
+static int for_each_example(const task *t, long room, void (*work)(const task *, long, float *))
+{
     int failed = 0;
 #pragma omp parallel
     {
-        float *padded = calloc(padded_size(c) + SLACK, sizeof(float)), *copied = calloc(map + SLACK, sizeof(float));
-        if (padded == NULL || copied == NULL) {
+        float *scratch = calloc(room, sizeof(float));
+        if (scratch == NULL) {
 #pragma omp atomic write
             failed = 1;
         }
 #pragma omp barrier
 #pragma omp for schedule(static)
-        for (long n = 0; n < c->examples; n++) {
-            if (failed)
-                continue;
-            pad(c, inputs + n * image, padded);
-            const float *gradient = gradients + n * map;
-            if (c->out % LANES)
-                gradient = memcpy(copied, gradient, sizeof(float) * map);
-            factor shares = {gradient, c->out, c->out_width * c->out, 1};
-            double total = 0;
-            for (long row = 0; row < c->kernel_height; row++) {
-                factor met = {padded + row * c->dilation_height * line, c->stride_width * c->channels,
-                              c->stride_height * line, 1};
-                matrix result = {results + row * row_stride + n * example_stride, by_columns ? columns : c->out, NULL, 0};
-                if (by_columns)
-                    products(c->out_height, c->out_width, shares, c->out, met, columns, result);
-                else
-                    products(c->out_height, c->out_width, met, columns, shares, c->out, result);
-                total += sum_of_squares(result.start, c->out * columns);
-            }
-            squares[n] = (float)total;
-        }
-        free(padded);
-        free(copied);
+        for (long n = 0; n < t->c->examples; n++)
+            if (!failed)
+                work(t, n, scratch);
+        free(scratch);
     }
     return failed;
 }
 
-/* The outputs. Weights are (out, kernel rows, columns); there may be no bias. Returns 0, or 1 if there was no memory. */
+static void kernel_gradient(const task *t, long n, float *padded)
+{
+    const convolution *c = t->c;
+    const float *gradient = t->gradients + n * t->map;
+    pad(c, t->inputs + n * t->image, padded);
+    if (c->out % LANES)
+        gradient = memcpy(padded + padded_size(c) + SLACK, gradient, sizeof(float) * t->map);
+    factor shares = {gradient, c->out, c->out_width * c->out, 1};
+    double total = 0;
+    for (long row = 0; row < c->kernel_height; row++) {
+        factor met = {padded + row * c->dilation_height * t->line, c->stride_width * c->channels,
+                      c->stride_height * t->line, 1};
+        matrix result = {t->results + row * t->row_stride + n * t->example_stride,
+                         t->by_columns ? t->columns : c->out, NULL, 0};
+        if (t->by_columns)
+            products(c->out_height, c->out_width, shares, c->out, met, t->columns, result);
+        else
+            products(c->out_height, c->out_width, met, t->columns, shares, c->out, result);
+        total += sum_of_squares(result.start, c->out * t->columns);
+    }
+    t->squares[n] = (float)total;
+}
+
+/* The gradients of the kernel: results (examples, kernel rows, ...), and their squared norms. By columns, these are
+ * (out, columns), else (columns, out). */
+int kernel_gradients(const convolution *c, int64_t by_columns, int64_t row_stride, int64_t example_stride,
+                     const float *inputs, const float *gradients, float *results, float *squares)
+{
+    task t = task_of(c);
+    t.by_columns = by_columns, t.row_stride = row_stride, t.example_stride = example_stride;
+    t.inputs = inputs, t.gradients = gradients, t.results = results, t.squares = squares;
+    return for_each_example(&t, padded_size(c) + SLACK + t.map + SLACK, kernel_gradient);
+}
+
+static void output(const task *t, long n, float *padded)
+{
+    const convolution *c = t->c;
+    factor kernels = {t->weights, c->out, t->columns * c->out, 1};
+    pad(c, t->inputs + n * t->image, padded);
+    for (long y = 0; y < c->out_height; y++) {
+        factor met = {padded + y * c->stride_height * t->line, 1, c->dilation_height * t->line,
+                      c->stride_width * c->channels};
+        matrix result = {t->results + n * t->map + y * c->out_width * c->out, c->out, t->bias, 0};
+        products(c->kernel_height, t->columns, met, c->out_width, kernels, c->out, result);
+    }
+}
+
+/* The outputs. Weights are (out, kernel rows, columns); there may be no bias. */
 int convolve(const convolution *c, const float *inputs, const float *weights, const float *bias, float *outputs)
 {
-    long line = line_of(c), columns = c->kernel_width * c->channels, kernel = c->kernel_height * columns;
-    long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
-    float *turned = calloc(kernel * c->out + SLACK, sizeof(float)); /* (kernel rows, columns, out) */
-    int failed = turned == NULL;
-    if (!failed)
-        for (long k = 0; k < kernel; k++)
-            for (long o = 0; o < c->out; o++)
-                turned[k * c->out + o] = weights[o * kernel + k];
-#pragma omp parallel
-    {
-        float *padded = calloc(padded_size(c), sizeof(float));
-        if (padded == NULL) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (long n = 0; n < c->examples; n++) {
-            if (failed)
-                continue;
-            pad(c, inputs + n * image, padded);
-            factor kernels = {turned, c->out, columns * c->out, 1};
-            for (long y = 0; y < c->out_height; y++) {
-                factor met = {padded + y * c->stride_height * line, 1, c->dilation_height * line,
-                              c->stride_width * c->channels};
-                matrix result = {outputs + n * map + y * c->out_width * c->out, c->out, bias, 0};
-                products(c->kernel_height, columns, met, c->out_width, kernels, c->out, result);
-            }
-        }
-        free(padded);
-    }
+    task t = task_of(c);
+    float *turned = calloc(t.kernel * c->out + SLACK, sizeof(float)); /* (kernel rows, columns, out) */
+    if (turned == NULL)
+        return 1;
+    for (long k = 0; k < t.kernel; k++)
+        for (long o = 0; o < c->out; o++)
+            turned[k * c->out + o] = weights[o * t.kernel + k];
+    t.inputs = inputs, t.weights = turned, t.bias = bias, t.results = outputs;
+    int failed = for_each_example(&t, padded_size(c), output);
     free(turned);
     return failed;
 }
 
-/* The gradients of the inputs. Returns 0, or 1 if there was no memory. */
+static void input_gradient(const task *t, long n, float *padded)
+{
+    const convolution *c = t->c;
+    memset(padded, 0, sizeof(float) * padded_size(c));
+    for (long y = 0; y < c->out_height; y++)
+        for (long row = 0; row < c->kernel_height; row++) {
+            factor shares = {t->gradients + n * t->map + y * c->out_width * c->out, 1, 0, c->out};
+            factor kernels = {t->weights + row * t->columns, t->kernel, 0, 1};
+            matrix result = {padded + (y * c->stride_height + row * c->dilation_height) * t->line,
+                             c->stride_width * c->channels, NULL, 1};
+            products(1, c->out, shares, c->out_width, kernels, t->columns, result);
+        }
+    long line = c->width * c->channels;
+    for (long y = 0; y < c->height; y++)
+        memcpy(t->results + n * t->image + y * line, inside(c, padded, y), sizeof(float) * line);
+}
+
+/* The gradients of the inputs. */
 int convolve_back(const convolution *c, const float *gradients, const float *weights, float *results)
 {
-    long line = line_of(c), columns = c->kernel_width * c->channels, kernel = c->kernel_height * columns;
-    long image = c->height * c->width * c->channels, map = c->out_height * c->out_width * c->out;
-    float *copied = calloc(kernel * c->out + SLACK, sizeof(float));
-    int failed = copied == NULL;
-    if (!failed)
-        memcpy(copied, weights, sizeof(float) * kernel * c->out);
-#pragma omp parallel
-    {
-        float *padded = malloc(sizeof(float) * padded_size(c));
-        if (padded == NULL) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (long n = 0; n < c->examples; n++) {
-            if (failed)
-                continue;
-            memset(padded, 0, sizeof(float) * padded_size(c));
-            for (long y = 0; y < c->out_height; y++)
-                for (long row = 0; row < c->kernel_height; row++) {
-                    factor shares = {gradients + n * map + y * c->out_width * c->out, 1, 0, c->out};
-                    factor kernels = {copied + row * columns, kernel, 0, 1};
-                    matrix result = {padded + (y * c->stride_height + row * c->dilation_height) * line,
-                                     c->stride_width * c->channels, NULL, 1};
-                    products(1, c->out, shares, c->out_width, kernels, columns, result);
-                }
-            for (long y = 0; y < c->height; y++)
-                memcpy(results + n * image + y * c->width * c->channels, inside(c, padded, y),
-                       sizeof(float) * c->width * c->channels);
-        }
-        free(padded);
-    }
+    task t = task_of(c);
+    float *copied = calloc(t.kernel * c->out + SLACK, sizeof(float));
+    if (copied == NULL)
+        return 1;
+    memcpy(copied, weights, sizeof(float) * t.kernel * c->out);
+    t.gradients = gradients, t.weights = copied, t.results = results;
+    int failed = for_each_example(&t, padded_size(c), input_gradient);
     free(copied);
     return failed;
 }
