@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -141,10 +141,15 @@ class ClippedGradients:
 
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the watched layers, and leave every `.grad` alone."""
-        inputs = [self._recorder.anchor, *self.sums]
-        _, *astray = torch.autograd.grad(loss, inputs, allow_unused=True)
-        pairs = zip(self.sums, astray, strict=True)
-        self._astray += [parameter for parameter, gradient in pairs if gradient is not None]
+        # All the leaves there are: only what leads to them is computed.
+        leaves = [self._recorder.anchor, *_leaves(loss)]
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        pairs = zip(leaves, found, strict=True)
+        self._astray += [
+            leaf
+            for leaf, gradient in pairs
+            if isinstance(leaf, nn.Parameter) and leaf in self.sums and gradient is not None
+        ]
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -215,6 +220,20 @@ def of_module(module: nn.Module) -> ClippedGradients | None:
     """Return what watches this module, if anything does."""
     reference = _watching.get(module)
     return None if reference is None else reference()
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors whose gradients a backward pass from the loss would add up."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [following for following, _ in node.next_functions]
 
 
 def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients import ClippedGradients
@@ -70,11 +73,12 @@ def near(found: Tensor, exact: Tensor) -> bool:
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[nn.Conv2d, Tensor]:
     """A convolution of any kind, and images for it."""
-    kernel, stride, padding = (
+    kernel, stride, wanted = (
         draw(st.tuples(each, each)) for each in (sizes, st.integers(1, 3), st.integers(0, 2))
     )
     dilation, height, width = draw(st.integers(1, 2)), draw(st.integers(5, 12)), draw(st.integers(5, 12))
     assume(dilation * (kernel[0] - 1) < height)
+    padding = min(wanted[0], dilation * (kernel[0] - 1)), min(wanted[1], kernel[1] - 1)
     channels = draw(st.sampled_from([1, 2, 3, 7, 16, 20]))
     out = draw(st.sampled_from([1, 3, 6, 8, 9, 16, 19, 32, 33, 64]))
     torch.manual_seed(draw(st.integers(0, 1000)))
@@ -116,7 +120,12 @@ def test_a_convolution_and_what_it_passes_back_are_pytorchs(case: tuple[nn.Conv2
         ({"padding": "same"}, False),
         ({"in_channels": 3}, False),
         ({"groups": 2}, False),
+        ({"padding": (3, 3)}, False),
         ({"_conv_forward": lambda inputs, weight, bias: inputs}, False),
+        ({"bias": nn.Parameter(torch.zeros(1))}, False),
+        ({"bias": nn.Parameter(torch.zeros(16, 1, 1))}, False),
+        ({"bias": nn.Parameter(torch.zeros(16, device="meta"))}, False),
+        ({"weight": nn.Parameter(torch.zeros(16, 4, 3, 3, device="meta"))}, False),
         ({"bias": nn.Parameter(torch.zeros(16, dtype=torch.float64))}, False),
         ({"weight": nn.Parameter(torch.zeros(16, 4, 2, 2))}, False),
     ],
@@ -309,6 +318,16 @@ def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> 
         ("padded + y * c->stride_height * t->line", "padded + y * t->line"),
         ("square < smallest ? smallest : square", "square"),
         ("first = load(result.first", "first = 0 * load(result.first"),
+        ("part.first += j", "part.first += 0"),
+        ("CASES(7)", ""),
+        ("CASES(2)", ""),
+        ("CASE(h, 3)", ""),
+        ("c->stride_height * t->line, 1}", "c->stride_width * t->line, 1}"),
+        ("c->padding_width * c->channels;", "c->padding_height * c->channels;"),
+        ("products(c->kernel_height, t->columns", "products(c->kernel_width, t->columns"),
+        ("memset(padded, 0, sizeof(float) * padded_size(c))", "(void)0"),
+        ("square < smallest ? smallest : square", "square > smallest ? square : smallest"),
+        (" | (met != met)", ""),
     ],
 )
 def test_code_that_computes_something_else_is_not_used(tmp_path: Path, fault: tuple[str, str]) -> None:
@@ -332,6 +351,72 @@ def test_the_comparison_does_not_depend_on_the_users_defaults(disturbance: str) 
     body = f"import torch; torch.{disturbance}; before = torch.get_rng_state(); print(native.library()); "
     assert script(f"{body} print(torch.equal(before, torch.get_rng_state()))").endswith("True")
     assert "CDLL" in script(body)
+
+
+def changed(name: str) -> Any:
+    """A context in which PyTorch's operations are not just run."""
+    if name == "fake":
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    if name == "forward":
+        return forward_ad.dual_level()
+    if name == "flops":
+        return FlopCounterMode(display=False)
+    return torch.overrides.BaseTorchFunctionMode()
+
+
+@with_compiler
+@pytest.mark.parametrize("name", ["fake", "forward", "flops", "functions"])
+def test_operations_that_are_traced_or_changed_are_pytorchs(name: str) -> None:
+    images = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    module, pooling = nn.Conv2d(4, 16, 3), nn.MaxPool2d(2)
+    assert native.has_convolution(module, images)
+    assert native.has_max_pool(pooling, images)
+    with changed(name):
+        assert not native.has_convolution(module, images)
+        assert not native.has_max_pool(pooling, images)
+
+
+def test_transforms_of_a_watched_model_are_pytorchs() -> None:
+    model, images = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(4, 3, 8, 8)
+    wanted = torch.func.grad(lambda x: model(x).square().sum())(images)
+    watched = ClippedGradients(model)
+    model(images).sum().backward()  # a pass as any other
+    watched.forget()
+    found = torch.func.grad(lambda x: model(x).square().sum())(images)
+    watched.remove()
+    assert torch.allclose(found, wanted, atol=1e-4)
+
+
+def test_the_code_is_checked_where_tensors_have_no_numbers() -> None:
+    body = (
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "with FakeTensorMode(): found = native.library()\n"
+        "print(found)"
+    )
+    assert script(body) in ("None", script("print(native.library())")) or "CDLL" in script(body)
+
+
+@with_compiler
+def test_saved_tensors_may_come_back_in_another_layout() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, stride=2),
+        nn.Flatten(),
+    )
+    images = torch.randn(4, 3, 8, 8)
+    model(images).square().sum().backward()
+    watched = ClippedGradients(model)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.contiguous(), lambda tensor: tensor):
+        loss = model(images).square().sum()
+    loss.backward()
+    watched.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
+    for parameter, total in watched.sums.items():
+        assert parameter.grad is not None
+        assert torch.allclose(total, parameter.grad, rtol=1e-2, atol=1e-3)
+    watched.remove()
 
 
 def other_kinds() -> list[tuple[nn.Module, Tensor]]:

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
+from torch.overrides import _get_current_function_mode_stack as _function_modes
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pdpsgd.layers import compiling
 
@@ -29,6 +34,8 @@ MOST_POSITIONS = 1 << 12
 LANES = 16
 
 Pair = tuple[int, int]
+
+_CONV_FORWARD = nn.Conv2d._conv_forward
 
 
 def library() -> ctypes.CDLL | None:
@@ -58,12 +65,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
 
 def has_sums(values: Tensor) -> bool:
     """Whether the compiled code can add up these numbers."""
-    return (
-        values.dtype == torch.float32
-        and values.device.type == "cpu"
-        and values.is_contiguous()
-        and library() is not None
-    )
+    return _has_numbers(values) and values.is_contiguous() and library() is not None
 
 
 def row_squares(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -115,10 +117,10 @@ def has_convolution(module: nn.Module, inputs: Tensor) -> bool:
         and (module.stride[1] > 1 or module.in_channels % LANES != 0)
         and module.out_channels % LANES == 0
         and 0 < module.weight.numel() <= LARGEST_KERNEL_TO_CONVOLVE
-        and inputs.shape[0] > 0
         and min(_outputs_of(module, inputs)) > 0
+        and getattr(module._conv_forward, "__func__", None) is _CONV_FORWARD
         and not torch.is_autocast_enabled("cpu")
-        and "_conv_forward" not in vars(module)
+        and _only_run()
         and library() is not None
     )
 
@@ -155,8 +157,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (weight,) = ctx.saved_tensors
-        gradient = _channels_last(gradients[0])
+        weight, gradient = map(_channels_last, (*ctx.saved_tensors, gradients[0]))
         result = _images(*ctx.described[:4])
         failed = ctx.code.convolve_back(ctx.described, _address(gradient), _address(weight), _address(result))
         _check_memory(failed)
@@ -220,13 +221,20 @@ def _is_plain_convolution(module: nn.Conv2d, inputs: Tensor) -> bool:
         and module.padding_mode == "zeros"
         and all(map(_is_pair, (module.kernel_size, module.stride, module.padding, module.dilation)))
         and min(*module.kernel_size, *module.stride, *module.dilation) > 0
-        and min(cast(Pair, module.padding)) >= 0
+        and all(
+            0 <= cast(Pair, module.padding)[i] <= module.dilation[i] * (module.kernel_size[i] - 1)
+            for i in range(2)
+        )
         and module.dilation[1] == 1
-        and module.weight.dtype == torch.float32
+        and _has_numbers(module.weight)
         and module.weight.shape == (module.out_channels, module.in_channels, *module.kernel_size)
-        and (module.bias is None or (module.bias.dtype == torch.float32 and module.bias.is_contiguous()))
+        and (module.bias is None or _is_bias(module.bias, module.out_channels))
         and inputs.shape[1] == module.in_channels
     )
+
+
+def _is_bias(bias: Tensor, out: int) -> bool:
+    return _has_numbers(bias) and bias.shape == (out,) and bias.is_contiguous()
 
 
 def _outputs_of(module: nn.Conv2d, inputs: Tensor) -> Pair:
@@ -259,9 +267,9 @@ def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
     return (
         type(module) is nn.MaxPool2d
         and _suits(inputs)
-        and inputs.numel() > 0
         and inputs.is_contiguous(memory_format=torch.channels_last)
         and _pool_geometry(module, inputs) is not None
+        and _only_run()
         and library() is not None
     )
 
@@ -292,8 +300,7 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (places,) = ctx.saved_tensors
-        gradient = _channels_last(gradients[0])
+        places, gradient = map(_channels_last, (*ctx.saved_tensors, gradients[0]))
         result = _images(*ctx.shape)
         ctx.code.max_pool_backward(ctx.described, _address(gradient), _address(places), _address(result))
         return result, None, None, None
@@ -301,8 +308,15 @@ class _MaxPool(torch.autograd.Function):
 
 # Checking ----------------------------------------------------------------------------------------------------------
 
-# Channels, output channels, kernel and dilation; channels, pooling: every way through the code is taken.
-_CONVOLUTIONS = ((3, 5, 3, 1), (16, 17, 4, 1), (1, 16, 8, 1), (1, 19, 3, 2), (4, 32, 2, 1))
+# Channels, output channels, kernel, stride, padding, dilation; channels, pooling: every way through the code is taken.
+_CONVOLUTIONS = (
+    (3, 5, (3, 3), (2, 2), (1, 1), 1),
+    (16, 17, (4, 4), (2, 2), (1, 1), 1),
+    (1, 16, (8, 8), (2, 2), (1, 1), 1),
+    (1, 19, (3, 3), (2, 2), (1, 1), 2),
+    (4, 32, (2, 3), (1, 2), (0, 2), 1),
+    (4, 70, (3, 2), (2, 1), (2, 1), 1),
+)
 _POOLINGS = (
     (3, (3, 2, 1)),
     (18, (3, 2, 1)),
@@ -316,10 +330,21 @@ _POOLINGS = (
 def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
     """Compare the compiled code with PyTorch's operations, on numbers of its own that disturb no seed."""
     numbers = torch.Generator().manual_seed(0)
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    intercepted = torch._C._len_torch_dispatch_stack() > 0
+    with (
+        _disable_current_modes() if intercepted else nullcontext(),  # the former takes a second to get ready
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
         return (
-            _same_sums(code, numbers)
+            all(_same_sums(code, numbers, rows) for rows in (3, 200))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
+            and all(
+                _same_outputs(code, numbers, out, width)
+                for out in (16, 32, 48)
+                for width in range(1, LANES // 2 + 1)
+            )
             and all(
                 _same_pooling(code, numbers, channels, nn.MaxPool2d(*sizes), rectify)
                 for channels, sizes in _POOLINGS
@@ -328,29 +353,42 @@ def _agrees_with_pytorch(code: ctypes.CDLL) -> bool:
         )
 
 
-def _same_sums(code: ctypes.CDLL, numbers: torch.Generator) -> bool:
-    values = _random(numbers, 3, 5, 37)
-    rows, wanted = values.flatten(1), values.double().square().sum((1, 2))
-    left = values[:, 0].contiguous() * torch.tensor(
-        [[1.0], [1e-30], [0.0]], dtype=torch.float32, device="cpu"
-    )
+def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int) -> bool:
+    values = _random(numbers, count, 5, 37)
+    rows, left = values.flatten(1), values[:, 0].contiguous()
+    left[1] *= 1e-30
+    left[2] = 0
+    wanted = rows.double().square().sum(1)
     outer = left.double().square().sum(1).clamp(min=1e-20).mul_(wanted)
-    return (
+    if not (
         torch.allclose(_row_squares(code, rows, torch.float64), wanted, rtol=1e-12)
-        and torch.allclose(_outer_squares(code, left, rows, 1e-20), outer.float(), rtol=1e-6, atol=0)
         and torch.allclose(_row_squares(code, rows, torch.float32), wanted.float(), rtol=1e-6)
+        and torch.allclose(_outer_squares(code, left, rows, 1e-20), outer.float(), rtol=1e-6, atol=0)
         and torch.allclose(_position_sums(code, values), values.sum(1), atol=1e-5)
-    )
+    ):
+        return False
+    left[0, -1], rows[1, 0] = float("nan"), float("inf")  # never a norm that seems to be one
+    outer = _outer_squares(code, left, rows, 1e-20)
+    return not bool(outer[:2].isfinite().any() or _row_squares(code, left, torch.float32)[0].isfinite())
 
 
 def _same_convolution(
-    code: ctypes.CDLL, numbers: torch.Generator, channels: int, out: int, kernel: int, dilation: int
+    code: ctypes.CDLL,
+    numbers: torch.Generator,
+    channels: int,
+    out: int,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: int,
 ) -> bool:
-    module = nn.Conv2d(channels, out, kernel, stride=2, padding=1, dilation=(dilation, 1), device="meta")
-    weight = _channels_last(_random(numbers, out, channels, kernel, kernel)).requires_grad_()
-    bias = _random(numbers, out)
-    inputs = _random(numbers, 2, channels, 13, 11).requires_grad_()
-    outputs = F.conv2d(inputs, weight, bias, stride=2, padding=1, dilation=(dilation, 1))
+    options: Any = {"stride": stride, "padding": padding, "dilation": (dilation, 1)}
+    module = _convolution(channels, out, kernel, **options)
+    examples = 2 * torch.get_num_threads() + 1  # so that a thread has several
+    weight = _channels_last(_random(numbers, out, channels, *kernel)).requires_grad_()
+    bias = _random(numbers, out) if channels > 1 else None
+    inputs = _random(numbers, examples, channels, 13, 11).requires_grad_()
+    outputs = F.conv2d(inputs, weight, bias, **options)
     gradient = _random(numbers, *outputs.shape)
     ours = _Convolution.apply(inputs, weight.detach(), bias, _describe(module, inputs), code)  # type: ignore[no-untyped-call]
     (back,), (wanted,) = (
@@ -358,16 +396,28 @@ def _same_convolution(
     )
     if not (_close(ours, outputs) and _close(back, wanted)):
         return False
-    results, squares = _empty(2, kernel, out * kernel * channels), _empty(2)
+    results, squares = _empty(examples, kernel[0], out * kernel[1] * channels), _empty(examples)
     _kernel_gradients(code, module, inputs, gradient, results, squares)
     found = in_kernel_order(module, results.flatten(1))
-    for one in range(2):
+    for one in range(examples):
         (wanted,) = torch.autograd.grad(outputs[one], weight, gradient[one], retain_graph=True)
         if not (
             _close(found[one], wanted) and torch.allclose(squares[one], wanted.square().sum(), rtol=1e-4)
         ):
             return False
     return True
+
+
+def _same_outputs(code: ctypes.CDLL, numbers: torch.Generator, out: int, width: int) -> bool:
+    """So many positions side by side, and so many channels: each has code of its own."""
+    module = _convolution(2, out, 2)
+    inputs, weight = _random(numbers, 1, 2, 2, width + 1), _channels_last(_random(numbers, out, 2, 2, 2))
+    return _close(_convolve(code, _describe(module, inputs), inputs, weight, None), F.conv2d(inputs, weight))
+
+
+def _convolution(channels: int, out: int, kernel: Any, **options: Any) -> nn.Conv2d:
+    with torch.random.fork_rng(devices=[]):
+        return nn.Conv2d(channels, out, kernel, **{**options, "dtype": torch.float32, "device": "cpu"})
 
 
 def _close(found: Tensor, wanted: Tensor) -> bool:
@@ -377,12 +427,16 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
 def _same_pooling(
     code: ctypes.CDLL, numbers: torch.Generator, channels: int, module: nn.MaxPool2d, rectify: bool
 ) -> bool:
-    inputs = _channels_last(_random(numbers, 2, channels, 9, 8)).requires_grad_()
+    values = _channels_last(_random(numbers, 2, channels, 9, 8))
+    values[0, 0, 3, 3] = float("nan")
+    inputs = values.requires_grad_()
     wanted = F.relu(module(inputs)) if rectify else module(inputs)
     found = _MaxPool.apply(inputs, module, rectify, code)  # type: ignore[no-untyped-call]
     gradient = _random(numbers, *wanted.shape)
     (one,), (other,) = (torch.autograd.grad(outputs, inputs, gradient) for outputs in (wanted, found))
-    return torch.equal(wanted, found) and torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+    return torch.allclose(wanted, found, rtol=0, atol=0, equal_nan=True) and torch.allclose(
+        one, other, rtol=1e-5, atol=1e-5
+    )
 
 
 def _images(*shape: int) -> Tensor:
@@ -404,7 +458,31 @@ def _trusted() -> ctypes.CDLL:
 
 
 def _suits(images: Tensor) -> bool:
-    return images.dim() == 4 and images.dtype == torch.float32 and images.device.type == "cpu"
+    return images.dim() == 4 and images.numel() > 0 and _has_numbers(images)
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but float32 numbers in this process's memory."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.is_neg()
+    )
+
+
+def _only_run() -> bool:
+    """Whether PyTorch's operations are just run: nothing traces, transforms or intercepts them."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and (
+            torch._C._len_torch_function_stack() == 0
+            or all(isinstance(mode, DeviceContext) for mode in _function_modes())  # type: ignore[no-untyped-call]
+        )
+    )
 
 
 def _channels_last(images: Tensor) -> Tensor:
