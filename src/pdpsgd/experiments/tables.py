@@ -194,8 +194,8 @@ def long_page(search: Record, record: Record) -> Page:
         + ", on 5,000 held-out training people; where one learning rate is named, nothing was searched for "
         "uniform DP-SGD, and it was chosen by trials of pdp-sgd-exact (on the search page). Also tried there, "
         "without a gain that 5,000 people can show: averaging of weights, momentum, batches of 4,096; and all of this "
-        "on MNIST, which is therefore not here. Four views of an example, moved by up to two pixels and averaged before "
-        "clipping, were tried with the shorter recipes of table 1, at four times the work: on the search page.",
+        "on MNIST, which is therefore not here. Four views of an example, moved by up to two pixels and averaged "
+        "before clipping, were tried with the shorter recipes of table 1, at four times the work: on the search page.",
     ]
     return _exact_and_uniform("long", lines, long_settings, search, record)
 
