@@ -330,3 +330,30 @@ def test_sums_of_a_kind_lie_side_by_side_and_each_parameter_has_its_own_part() -
     )
     watched.zero_sums()
     assert not any(bool(total.any()) for total in watched.sums.values())
+
+
+class TwoBranches(nn.Module):
+    """The first layer's input needs a gradient of its own; the second's does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        needed = inputs.detach().requires_grad_()
+        out: Tensor = self.first(needed) + self.second(inputs)
+        return out
+
+
+def test_recording_sees_layers_whose_input_needs_a_gradient() -> None:
+    model, inputs = TwoBranches(), torch.randn(4, 3)
+    watched = ClippedGradients(model)
+    found = []
+    for record in (watched.record, lambda loss: loss.backward()):
+        record(model(inputs).square().mean(1).mean())
+        found.append(watched.per_example_gradients())
+        watched.forget()
+    watched.remove()
+    for parameter in model.parameters():
+        assert found[0][parameter].abs().max() > 0
+        assert torch.equal(found[0][parameter], found[1][parameter])
