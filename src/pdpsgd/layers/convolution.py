@@ -26,6 +26,7 @@ from pdpsgd.layers.forms import (
     row_squared_norms,
     zero_rows,
 )
+from pdpsgd.layers.native_calls import in_kernel_order
 from pdpsgd.layers.recording import Site
 from pdpsgd.layers.registry import rule_for
 
@@ -128,12 +129,12 @@ class CompiledKernels(PerExample):
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
         for first, last in chunks:
             values = self._compute(first, last)[0] if self._kept is None else self._kept
-            total += native.in_kernel_order(self._module, (weights[first:last] @ values)[None])[0]
+            total += in_kernel_order(self._module, (weights[first:last] @ values)[None])[0]
 
     def written_out(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
         # A copy: the memory is used again.
-        return native.in_kernel_order(self._module, self._compute(first, last)[0].clone())
+        return in_kernel_order(self._module, self._compute(first, last)[0].clone())
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite inputs and gradients, in copies."""

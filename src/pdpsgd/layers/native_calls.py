@@ -1,0 +1,241 @@
+"""Calls of the compiled code, which is given each time: what it computes, on tensors that suit it.
+
+Whether tensors do, and whether the code is to be trusted, is asked in `native`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Numbers in a vector register, or half of one: whatever runs along it is filled up to a multiple of this.
+LANES = 16
+
+Pair = tuple[int, int]
+
+# Sums --------------------------------------------------------------------------------------------------------------
+
+
+def row_squares(code: ctypes.CDLL, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of squares of each row, added up in float64, as float32 or float64."""
+    squares = torch.empty(rows.shape[0], dtype=dtype, device="cpu")
+    places = (_address(squares), None) if dtype == torch.float32 else (None, _address(squares))
+    code.row_squares(*map(ctypes.c_int64, rows.shape), _address(rows), *places)
+    return squares
+
+
+def outer_squares(code: ctypes.CDLL, left: Tensor, right: Tensor, smallest: float) -> Tensor:
+    """Return the squared norm of the outer product of each two rows; a row of `left` counts as `smallest` at least."""
+    squares = empty(left.shape[0])
+    sizes = map(ctypes.c_int64, (*left.shape, right.shape[1]))
+    code.outer_squares(*sizes, _address(left), _address(right), ctypes.c_double(smallest), _address(squares))
+    return squares
+
+
+def position_sums(code: ctypes.CDLL, values: Tensor) -> Tensor:
+    """Return the sums over the middle dimension of (examples, positions, width)."""
+    sums = torch.empty(values.shape[0], values.shape[2], dtype=torch.float32, device="cpu")
+    code.position_sums(*map(ctypes.c_int64, values.shape), _address(values), _address(sums))
+    return sums
+
+
+# Convolutions ------------------------------------------------------------------------------------------------------
+
+
+def convolve(
+    code: ctypes.CDLL, described: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return the outputs; the weight is laid out channels last."""
+    outputs = _images(described[0], *described[4:7])
+    inputs = channels_last(inputs)
+    biases = None if bias is None else _address(bias)
+    _check_memory(code.convolve(described, _address(inputs), _address(weight), biases, _address(outputs)))
+    return outputs
+
+
+class Convolution(torch.autograd.Function):
+    """The same, with a gradient of the inputs and of nothing else."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, described: Any, code: ctypes.CDLL
+    ) -> Tensor:
+        """Return the outputs."""
+        ctx.save_for_backward(weight)
+        ctx.described, ctx.code = described, code
+        return convolve(code, described, inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of the inputs."""
+        weight, gradient = map(channels_last, (*ctx.saved_tensors, gradients[0]))
+        result = _images(*ctx.described[:4])
+        failed = ctx.code.convolve_back(ctx.described, _address(gradient), _address(weight), _address(result))
+        _check_memory(failed)
+        return result, None, None, None, None
+
+
+def kernel_gradients(
+    code: ctypes.CDLL, module: nn.Conv2d, inputs: Tensor, gradient: Tensor, results: Tensor, squares: Tensor
+) -> None:
+    """Write the gradients of the kernel per example, and their squared norms.
+
+    `results` is (examples, kernel rows, out, columns) if vectors run along columns, else (examples, kernel rows,
+    columns, out). A column is a place in the kernel's row and a channel.
+    """
+    described = describe(module, inputs)
+    inputs, gradient = channels_last(inputs), channels_last(gradient)
+    layout = map(ctypes.c_int64, (runs_along_columns(module), results.stride(1), results.stride(0)))
+    places = map(_address, (inputs, gradient, results, squares))
+    _check_memory(code.kernel_gradients(described, *layout, *places))
+
+
+def runs_along_columns(module: nn.Conv2d) -> bool:
+    """Whether vectors run along the kernel's columns, not along the output channels: what fills them better."""
+    out, columns = module.out_channels, module.kernel_size[1] * module.in_channels
+    return -(-columns // LANES) * out < -(-out // LANES) * columns
+
+
+def in_kernel_order(module: nn.Conv2d, results: Tensor) -> Tensor:
+    """Return results (examples, numbers) as a view in the parameter's order: (examples, out, in, height, width)."""
+    (height, width), out, channels = module.kernel_size, module.out_channels, module.in_channels
+    if runs_along_columns(module):
+        return results.view(-1, height, out, width, channels).permute(0, 2, 4, 1, 3)
+    return results.view(-1, height, width, channels, out).permute(0, 4, 3, 1, 2)
+
+
+def outputs_of(module: nn.Conv2d, inputs: Tensor) -> Pair:
+    """Return the height and width of what a convolution gives."""
+    padding, image = cast(Pair, module.padding), tuple(inputs.shape[2:])
+    return _size_after(module.kernel_size, module.stride, padding, module.dilation, image)
+
+
+def describe(module: nn.Conv2d, inputs: Tensor) -> Any:
+    """Return the sizes of a convolution, as the code wants them."""
+    return _integers(
+        *inputs.shape,
+        module.out_channels,
+        *outputs_of(module, inputs),
+        *module.kernel_size,
+        *module.stride,
+        module.dilation[0],
+        *cast(Pair, module.padding),
+    )
+
+
+def _check_memory(failed: int) -> None:
+    if failed:
+        raise MemoryError("No memory for a convolution or its gradients. Use a smaller physical batch.")
+
+
+# Max pooling -------------------------------------------------------------------------------------------------------
+
+
+class MaxPool(torch.autograd.Function):
+    """Max pooling of images that are laid out channels last, and a ReLU after it if asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, module: nn.MaxPool2d, rectify: bool, code: ctypes.CDLL) -> Tensor:
+        """Return the largest of each window."""
+        geometry = pool_geometry(module, inputs)
+        assert geometry is not None
+        examples, channels, *size = inputs.shape
+        out = geometry[:2]
+        outputs = _images(examples, channels, *out)
+        places = torch.empty(
+            outputs.shape, dtype=torch.uint8, device=inputs.device, memory_format=torch.channels_last
+        )
+        described = _integers(examples, channels, *size, *geometry, rectify)
+        code.max_pool(described, _address(inputs), _address(outputs), _address(places))
+        ctx.save_for_backward(places)
+        ctx.code, ctx.described, ctx.shape = code, described, inputs.shape
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of the inputs."""
+        places, gradient = map(channels_last, (*ctx.saved_tensors, gradients[0]))
+        result = _images(*ctx.shape)
+        ctx.code.max_pool_backward(ctx.described, _address(gradient), _address(places), _address(result))
+        return result, None, None, None
+
+
+def pool_geometry(module: nn.MaxPool2d, inputs: Tensor) -> tuple[int, ...] | None:
+    """Return the sizes of output, kernel, stride and padding; None where PyTorch had better do it, or refuse it."""
+    if module.ceil_mode or module.return_indices:
+        return None
+    written = (module.kernel_size, module.stride, module.padding, module.dilation)
+    if not all(_is_plain(size) for size in written):
+        return None
+    return _checked_pool_geometry(*map(_pair, written), inputs.shape[2:])
+
+
+@lru_cache
+def _checked_pool_geometry(
+    kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, image: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    sound = (
+        min(*kernel, *stride) > 0
+        and min(padding) >= 0
+        and all(2 * padding[i] <= kernel[i] for i in range(2))
+        and dilation == (1, 1)
+        and kernel[0] * kernel[1] < 255
+        and image[0] * image[1] > 1
+    )
+    out = _size_after(kernel, stride, padding, dilation, image) if sound else (0, 0)
+    return (*out, *kernel, *stride, *padding) if min(out) > 0 else None
+
+
+@lru_cache
+def _size_after(kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, image: tuple[int, ...]) -> Pair:
+    """Return the height and width of what a convolution or a pooling gives."""
+    height, width = (
+        (image[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(2)
+    )
+    return height, width
+
+
+def _is_plain(size: Any) -> bool:
+    """Whether a size is a number, or two: there are more ways to write it, which are left to PyTorch."""
+    return type(size) is int or is_pair(size)
+
+
+def is_pair(size: Any) -> bool:
+    """Whether a size is two numbers."""
+    return type(size) is tuple and len(size) == 2 and type(size[0]) is type(size[1]) is int
+
+
+def _pair(size: Any) -> Pair:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+# Memory ------------------------------------------------------------------------------------------------------------
+
+
+def _images(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
+
+
+def empty(*shape: int) -> Tensor:
+    """Return memory for numbers."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Return the images with their channels side by side in memory."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _integers(*values: int) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
