@@ -31,6 +31,7 @@ from pdpsgd.experiments.studies import (
 )
 from pdpsgd.experiments.systems import SYSTEMS, plan_of
 from pdpsgd.experiments.tables import PAGES
+from pdpsgd.standardising import standardised_images
 
 SMALL = Recipe(steps=6, batch_size=64, learning_rate=1.0)
 
@@ -269,6 +270,23 @@ def test_unit_pixels_are_those_of_the_files() -> None:
     normalised = features_of("digits", "pixels")
     assert normalised.train_inputs.min() < -0.5
     assert torch.equal(found.train_targets, normalised.train_targets)
+
+
+def test_standardised_pixels_have_like_brightness_and_contrast() -> None:
+    found = features_of("digits", "standardised-pixels")
+    for inputs in (found.train_inputs, found.test_inputs):
+        assert inputs.mean((1, 2, 3)).abs().max() < 1e-5
+        assert inputs.square().mean((1, 2, 3)) == pytest.approx(torch.ones(len(inputs)), abs=1e-4)
+
+
+def test_an_image_is_standardised_by_itself_alone() -> None:
+    images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    together = standardised_images(images)
+    for index, image in enumerate(images):
+        assert torch.allclose(standardised_images(image[None])[0], together[index], atol=1e-6)
+        assert torch.allclose(standardised_images(3 * image[None] + 7)[0], together[index], atol=1e-5)
+    faint = 0.001 * images
+    assert standardised_images(faint).abs().max() < 0.1
 
 
 def test_noise_by_noise_everybody_allows_what_it_costs() -> None:

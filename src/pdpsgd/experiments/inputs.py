@@ -15,10 +15,12 @@ from pdpsgd import datasets, models
 from pdpsgd.datasets.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
+from pdpsgd.standardising import standardised
 
 Pair = tuple[Tensor, Tensor]
-FEATURES = ("pixels", "unit-pixels", "scattering")
-"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files."""
+FEATURES = ("pixels", "unit-pixels", "standardised-pixels", "scattering")
+"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files; standardised
+pixels have mean 0 and standard deviation 1 within each image."""
 
 
 def data_of(setting: Setting) -> tuple[Pair, Pair]:
@@ -50,6 +52,8 @@ def features_of(dataset: str, features: str) -> datasets.Dataset:
     loaded = datasets.load(dataset)
     if features == "scattering":
         return _scattered(loaded)
+    if features == "standardised-pixels":
+        return standardised(loaded)
     return loaded if features == "pixels" else _as_in_files(loaded)
 
 
