@@ -142,11 +142,11 @@ def noise_settings(dataset: str, search: Record) -> list[Setting]:
 
 
 def input_settings(dataset: str, search: Record) -> list[Setting]:
-    """As published at k = 0, on pixels from 0 to 1 that are not normalised: the paper does not say."""
+    """As published, on pixels from 0 to 1 that are not normalised: the paper does not say."""
     return [
         replace(setting, recipe=replace(setting.recipe, features="unit-pixels"))
         for setting in as_published_settings(dataset, search)
-        if setting.population.k == 0 and setting.system in ("dp-sgd", "pdp-sgd-adaptive")
+        if setting.population.k >= 0 and setting.system in ("dp-sgd", "sampling", "pdp-sgd-adaptive")
     ]
 
 
