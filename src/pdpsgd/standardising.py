@@ -1,9 +1,11 @@
-"""Images of like brightness and contrast, each by its own mean and standard deviation."""
+"""Images of like brightness and contrast, each by its own mean and standard deviation, or those around each pixel."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pdpsgd.datasets import Dataset
@@ -25,6 +27,27 @@ def standardised_images(images: Tensor) -> Tensor:
     sides = tuple(range(1, images.dim()))
     centred = images - images.mean(sides, keepdim=True)
     return centred / centred.square().mean(sides, keepdim=True).sqrt().clamp(min=LEAST_CONTRAST)
+
+
+def locally_standardised_images(images: Tensor, *, width: int = 9) -> Tensor:
+    """Each pixel less the mean of its channel around it, divided by the standard deviation around it.
+
+    Where there is less contrast than in the image on average, it is divided by that instead: nothing is there.
+
+    Guarantee: as for `standardised_images`.
+
+    >>> import torch
+    >>> locally_standardised_images(torch.zeros(1, 3, 32, 32)).abs().max().item()
+    0.0
+    """
+    centred = images - _means_around(images, width)
+    around = _means_around(centred.square().mean(1, keepdim=True), width).sqrt()
+    usual = around.mean((1, 2, 3), keepdim=True).clamp(min=LEAST_CONTRAST)
+    return centred / torch.maximum(around, usual)
+
+
+def _means_around(images: Tensor, width: int) -> Tensor:
+    return F.avg_pool2d(images, width, stride=1, padding=width // 2, count_include_pad=False)
 
 
 def standardised(dataset: Dataset) -> Dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_setting_survives_the_way_through_json() -> None:
         weights=(0.3, 0.7),
     )
     assert Setting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+
+
+def test_a_run_on_record_is_known_by_value(tmp_path: Path) -> None:
+    record = Record(tmp_path / "runs.jsonl")
+    setting = small()
+    assert not record.has(setting, 0)
+    as_float = replace(setting, recipe=replace(setting.recipe, batch_size=float(setting.recipe.batch_size)))
+    record.add(made_up(as_float, 0, 0.9))
+    assert record.has(setting, 0)
+    assert not record.has(setting, 1)
+    assert not record.has(replace(setting, loss="adaptive-as-printed"), 0)
+    record.add(made_up(setting, 1, 0.8))
+    assert [run["seed"] for run in record.of(setting)] == [0, 1]
 
 
 def test_the_key_of_a_run_changes_with_the_seed_and_with_every_part_of_the_setting() -> None:

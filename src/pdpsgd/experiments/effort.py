@@ -23,7 +23,7 @@ STEPS_A_TURN = 200
 def measure_all(settings: list[Setting], record: Record, *, seed: int = 0) -> None:
     """Measure the settings that are not on record yet; those of a data set in turns."""
     for dataset in dict.fromkeys(setting.dataset for setting in settings):
-        missing = [s for s in settings if s.dataset == dataset and not record.has(s.key(seed))]
+        missing = [s for s in settings if s.dataset == dataset and not record.has(s, seed)]
         for measured in measure(missing, seed=seed):
             record.add(measured)
 

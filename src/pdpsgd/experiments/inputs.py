@@ -15,10 +15,10 @@ from pdpsgd import datasets, models
 from pdpsgd.datasets.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
-from pdpsgd.standardising import standardised
+from pdpsgd.standardising import locally_standardised_images, standardised
 
 Pair = tuple[Tensor, Tensor]
-FEATURES = ("pixels", "unit-pixels", "standardised-pixels", "scattering")
+FEATURES = ("pixels", "unit-pixels", "standardised-pixels", "locally-standardised-pixels", "scattering")
 """Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files; standardised
 pixels have mean 0 and standard deviation 1 within each image."""
 
@@ -52,6 +52,12 @@ def features_of(dataset: str, features: str) -> datasets.Dataset:
     loaded = datasets.load(dataset)
     if features == "scattering":
         return _scattered(loaded)
+    if features == "locally-standardised-pixels":
+        return replace(
+            loaded,
+            train_inputs=locally_standardised_images(loaded.train_inputs),
+            test_inputs=locally_standardised_images(loaded.test_inputs),
+        )
     if features == "standardised-pixels":
         return standardised(loaded)
     return loaded if features == "pixels" else _as_in_files(loaded)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pdpsgd.experiments.cells import Cell, cell, printed_text
 from pdpsgd.experiments.published import DATASETS, TITLES, best_of_paper
 from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.search import SEARCH_SEED
 from pdpsgd.experiments.settings import Setting
 from pdpsgd.experiments.studies import STUDIES, feature_settings, long_settings, table_1_settings
 
@@ -94,22 +95,21 @@ def _headline(search: Record, record: Record) -> list[str]:
 
 def _missing(search: Record, record: Record) -> list[str]:
     """How much of each study is on record."""
-    tried = {run["key"] for run in search}
-    runs = {run["key"] for run in record}
     lines = ["| command | data set | trials of the search | runs |", "|---|---|---|---|"]
     for name, study in STUDIES.items():
         for dataset in study.datasets:
-            trials = [s.key(0) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
-            keys = [s.key(seed) for s in study.settings(dataset, search) for seed in range(WANTED_SEEDS)]
+            trials = [(s, SEARCH_SEED) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
+            runs = [(s, seed) for s in study.settings(dataset, search) for seed in range(WANTED_SEEDS)]
             lines.append(
                 f"| `pdpsgd reproduce {name} --dataset {dataset}` | {TITLES[dataset]} | "
-                f"{_share(trials, tried, 'none needed')} | {_share(keys, runs, 'after the search')} |"
+                f"{_share(trials, search, 'none needed')} | {_share(runs, record, 'after the search')} |"
             )
     return lines
 
 
-def _share(keys: list[str], done: set[str], nothing: str) -> str:
-    return f"{sum(key in done for key in keys)} of {len(keys)}" if keys else nothing
+def _share(wanted: list[tuple[Setting, int]], record: Record, nothing: str) -> str:
+    done = sum(record.has(setting, seed) for setting, seed in wanted)
+    return f"{done} of {len(wanted)}" if wanted else nothing
 
 
 def _cell(settings: list[Setting], system: str, record: Record) -> Cell | None:

@@ -21,11 +21,16 @@ class Record:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._read: tuple[str, list[dict[str, Any]]] = ("", [])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
-            return
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        if text != self._read[0]:  # other processes may have written
+            self._read = (text, list(self._runs(text)))
+        return iter(self._read[1])
+
+    def _runs(self, text: str) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip():
                 continue
             try:
@@ -34,9 +39,9 @@ class Record:
                 fail(f"Expected one JSON object a line in {self.path}. Line {number}: {error}.")
             yield run
 
-    def has(self, key: str) -> bool:
-        """Whether the run with this key is done."""
-        return any(run["key"] == key for run in self)
+    def has(self, setting: Setting, seed: int) -> bool:
+        """Whether this run is done."""
+        return any(run["seed"] == seed for run in self.of(setting))
 
     def add(self, run: dict[str, Any]) -> None:
         """Append a finished run."""
@@ -50,5 +55,5 @@ class Record:
 
     def of(self, setting: Setting) -> list[dict[str, Any]]:
         """The finished runs of a setting, one for each seed."""
-        wanted = setting.to_dict()
+        wanted = setting.to_dict()  # compared by value, so that a batch of 64 is one of 64.0
         return [run for run in self if run["setting"] == wanted]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ def run_all(
     """
     done = 0
     for setting, seed in runs:
-        if record.has(setting.key(seed)):  # read anew each time: other processes may write too
+        if record.has(setting, seed):  # read anew each time: other processes may write too
             continue
         finished = run(setting.quick() if quick else setting, seed)
         finished |= {"key": setting.key(seed), "setting": setting.to_dict(), "quick": quick}
@@ -77,6 +79,7 @@ def run(setting: Setting, seed: int) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": dict(result.versions),
+        "commit": commit_of_this_code(),
         "levels": summary_of_levels(planned),
         "rounds": [
             {
@@ -99,6 +102,18 @@ def describe(run: dict[str, Any]) -> str:
         f"{setting['split']} accuracy {100 * run['accuracy']:.2f} % after {run['iterations']:,} steps, "
         f"{run['seconds']:.0f} s (learning rate {recipe['learning_rate']:g}, batch {recipe['batch_size']:g})"
     )
+
+
+@lru_cache(maxsize=1)
+def commit_of_this_code() -> str | None:
+    """The commit that the running code is from, "+" if it was changed since; None outside a Git repository."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip() or None
 
 
 def summary_of_levels(planned: Plan) -> list[dict[str, Any]]:

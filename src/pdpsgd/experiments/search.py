@@ -85,9 +85,10 @@ def chosen_recipe(record: Record, candidates: list[Setting]) -> Recipe | None:
     """
     if len(candidates) == 1:
         return candidates[0].recipe
-    accuracy: dict[str, float] = {run["key"]: run["accuracy"] for run in record}
-    keys = [setting.key(SEARCH_SEED) for setting in candidates]
-    if any(key not in accuracy for key in keys):
-        return None
-    best = max(range(len(keys)), key=lambda index: accuracy[keys[index]])
-    return candidates[best].recipe
+    accuracies = []
+    for setting in candidates:
+        tried = [run["accuracy"] for run in record.of(setting) if run["seed"] == SEARCH_SEED]
+        if not tried:
+            return None
+        accuracies.append(tried[-1])
+    return candidates[accuracies.index(max(accuracies))].recipe

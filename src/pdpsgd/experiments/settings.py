@@ -85,6 +85,7 @@ class Setting:
     weights: tuple[float, float] | None = None
     threshold: float | None = None
     split: str = "test"
+    loss: str | None = None
 
     def quick(self) -> Setting:
         """The same with few steps: shows that everything runs, and nothing else."""
@@ -97,8 +98,11 @@ class Setting:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        # As in records from before there were these.
         if self.recipe.views == 1:
-            del plain["recipe"]["views"]  # as in records from before there were several
+            del plain["recipe"]["views"]
+        if self.loss is None:
+            del plain["loss"]
         return plain
 
     @classmethod

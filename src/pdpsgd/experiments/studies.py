@@ -102,6 +102,17 @@ def step_settings(dataset: str, search: Record) -> list[Setting]:
     ]
 
 
+def round_settings(dataset: str, search: Record) -> list[Setting]:
+    """Algorithm 1 to the letter: ten rounds, the paper's number of steps in all, noise searched for each round."""
+    recipe = replace(PAPERS_RECIPE, steps=TABLE_2["pdp-sgd"].iterations, noise_multiplier=None)
+    adaptive = Setting(dataset, "pdp-sgd-adaptive", recipe, bookkeeping="as-published", accountant="rdp")
+    return [
+        adaptive,
+        replace(adaptive, loss="adaptive-as-printed"),
+        replace(adaptive, system="pdp-sgd-fixed"),
+    ]
+
+
 def weight_settings(dataset: str, search: Record) -> list[Setting]:
     """PDP-SGD with fixed weights, w1 from 0.3 to 0.9."""
     tuned = _tuned(dataset, "pdp-sgd-fixed", search)
@@ -183,6 +194,9 @@ STUDIES: dict[str, Study] = {
     ),
     "steps-as-published": Study(
         "Accuracy as published against the number of steps", ("mnist",), search_for(), step_settings
+    ),
+    "rounds-as-published": Study(
+        "Accuracy of Algorithm 1 to the letter", DATASETS, search_for(), round_settings
     ),
     "noise-as-published": Study(
         "Accuracy against noise, at the paper's number of steps", DATASETS, search_for(), noise_settings

@@ -52,6 +52,7 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
         noise_multiplier=recipe.noise_multiplier,
         rounds=recipe.rounds,
         weights=setting.weights,
+        loss=setting.loss,
         bookkeeping=setting.bookkeeping,
         seed=seed if published else None,
     )
