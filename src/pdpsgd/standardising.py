@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from pdpsgd.datasets import Dataset
 
 LEAST_CONTRAST = 0.1
 """Images with less are not stretched to a standard deviation of 1: what is in them may be noise alone."""
@@ -48,12 +44,3 @@ def locally_standardised_images(images: Tensor, *, width: int = 9) -> Tensor:
 
 def _means_around(images: Tensor, width: int) -> Tensor:
     return F.avg_pool2d(images, width, stride=1, padding=width // 2, count_include_pad=False)
-
-
-def standardised(dataset: Dataset) -> Dataset:
-    """The data set with standardised images."""
-    return replace(
-        dataset,
-        train_inputs=standardised_images(dataset.train_inputs),
-        test_inputs=standardised_images(dataset.test_inputs),
-    )

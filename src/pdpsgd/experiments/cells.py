@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from pdpsgd.experiments.published import Printed
 from pdpsgd.experiments.record import Record
-from pdpsgd.experiments.settings import Setting
+from pdpsgd.experiments.settings import Recipe, Setting
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Cell:
     """What the runs of one setting came to, accuracies in percent; no runs, no figures."""
 
     setting: Setting
-    accuracies: tuple[float, ...]
+    by_seed: dict[int, float]
     seconds: float | None
     processor_seconds: float | None
     iterations: int | None
@@ -29,23 +30,22 @@ class Cell:
     @property
     def seeds(self) -> int:
         """How many runs there are."""
-        return len(self.accuracies)
+        return len(self.by_seed)
 
     @property
     def mean(self) -> float | None:
         """The mean accuracy."""
-        return statistics.fmean(self.accuracies) if self.accuracies else None
+        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
 
     @property
     def deviation(self) -> float | None:
         """The standard deviation over seeds; None for fewer than two."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return statistics.stdev(self.by_seed.values()) if self.seeds > 1 else None
 
     def text(self) -> str:
         """For a table: mean, deviation, number of seeds; empty without runs, * with a borrowed recipe.
 
-        >>> from pdpsgd.experiments.settings import Recipe, Setting
-        >>> Cell(Setting("mnist", "dp-sgd", Recipe()), (95.0, 96.0), 1.0, 1.0, 1, 1, 0.5).text()
+        >>> Cell(Setting("mnist", "dp-sgd", Recipe()), {0: 95.0, 1: 96.0}, 1.0, 1.0, 1, 1, 0.5).text()
         '95.50 ± 0.71 (2)'
         """
         if self.mean is None:
@@ -55,15 +55,23 @@ class Cell:
 
     def row(self) -> dict[str, Any]:
         """For a CSV file or JSON."""
-        setting = self.setting
+        setting, recipe = self.setting, self.setting.recipe
         return {
             "dataset": setting.dataset,
             "system": setting.system,
             "k": setting.population.k,
+            "tiers": " ".join(f"{epsilon:g}:{share:g}" for epsilon, share in setting.population.tiers),
             "bookkeeping": setting.bookkeeping,
             "accountant": setting.accountant,
-            "features": setting.recipe.features,
-            "learning_rate": setting.recipe.learning_rate,
+            "features": recipe.features,
+            "activation": "" if recipe.features == "scattering" else recipe.activation,
+            "steps": recipe.steps,
+            "batch_size": recipe.batch_size,
+            "max_grad_norm": recipe.max_grad_norm,
+            "learning_rate": recipe.learning_rate,
+            "momentum": recipe.momentum,
+            "weight_average": recipe.weight_average,
+            "views": recipe.views,
             "recipe_searched": self.searched,
             "seeds": self.seeds,
             "accuracy": _rounded(self.mean),
@@ -83,7 +91,7 @@ def cell(setting: Setting, record: Record, printed: Printed | None = None, *, se
     proven = [level["proven_epsilon"] for run in runs for level in run["levels"] if level["proven_epsilon"]]
     return Cell(
         setting=setting,
-        accuracies=tuple(100 * run["accuracy"] for run in runs),
+        by_seed={run["seed"]: 100 * run["accuracy"] for run in runs},
         seconds=_mean(run["seconds"] for run in runs),
         processor_seconds=_mean(run["processor_seconds"] for run in runs if "processor_seconds" in run),
         iterations=round(statistics.fmean(run["iterations"] for run in runs)) if runs else None,
@@ -92,6 +100,40 @@ def cell(setting: Setting, record: Record, printed: Printed | None = None, *, se
         printed=printed,
         searched=searched,
     )
+
+
+def gain(found: Cell | None, uniform: Cell | None) -> str:
+    """Points more than uniform DP-SGD, seed by seed: their mean ± its standard error; empty without seeds in common.
+
+    >>> from dataclasses import replace
+    >>> made = Setting("mnist", "dp-sgd", Recipe())
+    >>> uniform = Cell(made, {0: 95.0, 1: 96.0}, 1.0, 1.0, 1, 1, 0.5)
+    >>> gain(replace(uniform, by_seed={0: 96.0, 1: 99.0}), uniform)
+    '+2.00 ± 1.00'
+    """
+    if found is None or uniform is None:
+        return ""
+    pairs = [found.by_seed[seed] - uniform.by_seed[seed] for seed in found.by_seed if seed in uniform.by_seed]
+    if not pairs:
+        return ""
+    error = f" ± {statistics.stdev(pairs) / math.sqrt(len(pairs)):.2f}" if len(pairs) > 1 else ""
+    return f"{statistics.fmean(pairs):+.2f}{error}"
+
+
+def network_of(recipe: Recipe) -> str:
+    """The model and what is not as in the paper about it, for a table.
+
+    >>> network_of(Recipe(activation="tanh", views=4))
+    "the paper's CNN with tanh, 4 views"
+    """
+    if recipe.features == "scattering":
+        return "linear on scattering features"
+    differences = [
+        "" if recipe.activation == "relu" else f" with {recipe.activation}",
+        ", images standardised" if recipe.features == "standardised-pixels" else "",
+        f", {recipe.views} views" if recipe.views > 1 else "",
+    ]
+    return "the paper's CNN" + "".join(differences)
 
 
 def printed_text(printed: Printed | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,15 +13,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pdpsgd import datasets, models
+from pdpsgd.datasets.catalogue import Normalisation
 from pdpsgd.datasets.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
-from pdpsgd.standardising import locally_standardised_images, standardised
+from pdpsgd.standardising import locally_standardised_images, standardised_images
 
 Pair = tuple[Tensor, Tensor]
-FEATURES = ("pixels", "unit-pixels", "standardised-pixels", "locally-standardised-pixels", "scattering")
-"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files; standardised
-pixels have mean 0 and standard deviation 1 within each image."""
+FEATURES = (
+    "pixels",
+    "unit-pixels",
+    "signed-pixels",
+    "standardised-pixels",
+    "locally-standardised-pixels",
+    "scattering",
+)
+"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files; signed pixels from
+-1 to 1; standardised pixels have mean 0 and standard deviation 1 within each image, or around each pixel."""
 
 
 def data_of(setting: Setting) -> tuple[Pair, Pair]:
@@ -52,26 +61,29 @@ def features_of(dataset: str, features: str) -> datasets.Dataset:
     loaded = datasets.load(dataset)
     if features == "scattering":
         return _scattered(loaded)
-    if features == "locally-standardised-pixels":
-        return replace(
-            loaded,
-            train_inputs=locally_standardised_images(loaded.train_inputs),
-            test_inputs=locally_standardised_images(loaded.test_inputs),
-        )
-    if features == "standardised-pixels":
-        return standardised(loaded)
-    return loaded if features == "pixels" else _as_in_files(loaded)
+    changed = _PIXELS[features]
+    return replace(
+        loaded,
+        train_inputs=changed(loaded.train_inputs, loaded.normalisation),
+        test_inputs=changed(loaded.test_inputs, loaded.normalisation),
+    )
 
 
-def _as_in_files(loaded: datasets.Dataset) -> datasets.Dataset:
+def _as_in_files(images: Tensor, normalisation: Normalisation) -> Tensor:
     """Pixels from 0 to 1, not normalised."""
     mean, std = (
-        torch.tensor(constants)[:, None, None]
-        for constants in (loaded.normalisation.mean, loaded.normalisation.std)
+        torch.tensor(constants)[:, None, None] for constants in (normalisation.mean, normalisation.std)
     )
-    return replace(
-        loaded, train_inputs=loaded.train_inputs * std + mean, test_inputs=loaded.test_inputs * std + mean
-    )
+    return images * std + mean
+
+
+_PIXELS: dict[str, Callable[[Tensor, Normalisation], Tensor]] = {
+    "pixels": lambda images, normalisation: images,
+    "unit-pixels": _as_in_files,
+    "signed-pixels": lambda images, normalisation: 2 * _as_in_files(images, normalisation) - 1,
+    "standardised-pixels": lambda images, normalisation: standardised_images(images),
+    "locally-standardised-pixels": lambda images, normalisation: locally_standardised_images(images),
+}
 
 
 def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:

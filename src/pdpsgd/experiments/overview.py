@@ -4,51 +4,59 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdpsgd.experiments.cells import Cell, cell, printed_text
+from pdpsgd.experiments.cells import Cell, cell, gain, network_of, printed_text
 from pdpsgd.experiments.published import DATASETS, TITLES, best_of_paper
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import SEARCH_SEED
 from pdpsgd.experiments.settings import Setting
-from pdpsgd.experiments.studies import STUDIES, feature_settings, long_settings, table_1_settings
+from pdpsgd.experiments.studies import (
+    EXACT_AND_UNIFORM,
+    STUDIES,
+    feature_settings,
+    network_settings,
+    table_1_settings,
+)
 
 WANTED_SEEDS = 3
 
 TEXT = """\
 # Results
 
-Everything here is made by `pdpsgd reproduce` from the records `search.jsonl` (trials of the search),
-`runs.jsonl` (one line a run: settings, seed, versions, accuracy, iterations, seconds, promised and proven
-epsilon of each level) and `effort.jsonl`. A reproduction that was stopped continues where it was; `pdpsgd
-reproduce pages` writes these pages again.
+The pages are made by `pdpsgd reproduce` from the records `search.jsonl` (trials of the search), `runs.jsonl`
+(one line a run: settings, seed, versions, accuracy, iterations, seconds, promised and proven epsilon of each
+level) and `effort.jsonl`; *speed* is by `bench/steps.py`, and `audit/` says on each page what made it. A
+reproduction that was stopped continues where it was; `pdpsgd reproduce pages` writes these pages again.
 
 ## Against the paper
 
 Test accuracy in percent at k = 0 (20 groups of budgets in [0.5, 1], delta 1e-5): mean ± standard deviation
 (seeds). Ours is sound: PLD, everybody charged. The paper's own figures rest on a bookkeeping that does not
 keep its promise (see `docs/everybody-pays.md`). Uniform DP-SGD, at the strictest budget, was given the same
-search: two or three learning rates on 5,000 held-out training people, one seed (one rate only for the long
-training on SVHN). The number of steps was settled while looking at validation accuracies of `pdp-sgd-exact`
-on MNIST; all trials, also those outside the final grid, are on the search page. A validation accuracy from
+search: two or three learning rates on 5,000 held-out training people, one seed. The number of steps was
+settled while looking at validation accuracies of `pdp-sgd-exact` on MNIST, and everything else about a recipe
+by trials of `pdp-sgd-exact`; some learning rates were added to a grid after test accuracies with the others
+had been seen. All trials, also those outside the grids, are on the search page. A validation accuracy from
 5,000 people is uncertain by about 0.5 points, which is more than some of the choices turn on.
 
 {headline}
 
-"Gain" is what personalization is worth over uniform DP-SGD when both are tuned alike. With one seed a cell,
-or when it is smaller than the deviations beside it, a gain says little.
+"Gain" is what personalization is worth over uniform DP-SGD when both are tuned alike: mean over seeds ±
+standard error. With few seeds that error is itself uncertain. Other personalized systems are often as good as
+`pdp-sgd-exact`: see table 1.
 
 ## Pages
 
 | page | what |
 |---|---|
 | [table-1](table-1.md) | all systems under equal and sound conditions |
-| [long](long.md) | the paper's networks trained longer, with the recipes of the presets |
+| [networks](networks.md) | the paper's networks as printed, and with the recipes of the presets |
 | [features](features.md) | a linear model on wavelet features, not the paper's network |
 | [table-1-as-published](table-1-as-published.md) | the paper's set-up and bookkeeping, its cells beside ours |
 | [table-2](table-2.md) | run time, iterations, parameters |
 | [idp-benchmark](idp-benchmark.md) | IDP-SGD's own benchmark |
 | [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus (`bench/steps.py`) |
 | [search](search.md) | every trial of the hyper-parameter search |
-| [figures](figures) | distributions of budgets; budgets left and chances round by round; sweeps |
+| [figures](figures.md) | distributions of budgets; budgets left and chances round by round; sweeps |
 
 ## What is done and what is not
 
@@ -74,22 +82,24 @@ def write_overview(search: Record, record: Record, folder: Path) -> list[Path]:
 
 def _headline(search: Record, record: Record) -> list[str]:
     lines = [
-        "| data set | model | `pdp-sgd-exact` | uniform DP-SGD | gain | the paper's best |",
+        "| data set | model | `pdp-sgd-exact` | uniform DP-SGD | gain | the paper's best at k = 0 |",
         "|---|---|---|---|---|---|",
     ]
     for dataset in DATASETS:
         best = printed_text(best_of_paper(dataset))
-        for model, settings in (
-            ("the paper's network, as in table 1", table_1_settings(dataset, search)),
-            ("the paper's network, trained longer", long_settings(dataset, search)),
-            ("linear on scattering features", feature_settings(dataset, search)),
+        for where, settings in (
+            ("table 1", table_1_settings(dataset, search)),
+            ("ReLU as printed", network_settings(dataset, search, ("relu",))),
+            ("preset", network_settings(dataset, search, ("best",))),
+            ("preset", feature_settings(dataset, search)),
         ):
-            exact, uniform = (_cell(settings, system, record) for system in ("pdp-sgd-exact", "dp-sgd"))
-            if exact is None or exact.mean is None:
+            exact, uniform = (_cell(settings, system, record) for system in EXACT_AND_UNIFORM)
+            if exact is None or uniform is None or exact.mean is None:
                 continue
-            gain = "" if uniform is None or uniform.mean is None else f"{exact.mean - uniform.mean:+.2f}"
-            shown = "" if uniform is None else uniform.text()
-            lines.append(f"| {TITLES[dataset]} | {model} | {exact.text()} | {shown} | {gain} | {best} |")
+            lines.append(
+                f"| {TITLES[dataset]} | {network_of(exact.setting.recipe)} ({where}) | {exact.text()} | "
+                f"{uniform.text()} | {gain(exact, uniform)} | {best} |"
+            )
     return lines
 
 

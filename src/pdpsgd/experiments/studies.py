@@ -31,8 +31,10 @@ SKEWED_SYSTEMS = ("pdp-sgd-exact", "pdp-sgd-adaptive")
 """Uniform DP-SGD goes by the smallest budget, 0.5 at any skew: it is the same at all of them."""
 
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
+NETWORK_KINDS = ("relu", "best")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
+INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
 PEOPLE = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257}
 IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -83,9 +85,11 @@ def feature_settings(dataset: str, search: Record) -> list[Setting]:
     return _known(_tuned(dataset, system, search, kind="scattering") for system in EXACT_AND_UNIFORM)
 
 
-def long_settings(dataset: str, search: Record) -> list[Setting]:
-    """The paper's network, trained for longer than all systems could be, where that helps (not on MNIST)."""
-    return _known(_tuned(dataset, system, search, kind="long") for system in EXACT_AND_UNIFORM)
+def network_settings(dataset: str, search: Record, kinds: tuple[str, ...] = NETWORK_KINDS) -> list[Setting]:
+    """The paper's network with its own activation where table 1 has another, and with the best recipe found."""
+    return _known(
+        _tuned(dataset, system, search, kind=kind) for kind in kinds for system in EXACT_AND_UNIFORM
+    )
 
 
 def step_settings(dataset: str, search: Record) -> list[Setting]:
@@ -152,20 +156,28 @@ def noise_settings(dataset: str, search: Record) -> list[Setting]:
     return settings
 
 
-def input_settings(dataset: str, search: Record) -> list[Setting]:
-    """As published, on pixels from 0 to 1 that are not normalised: the paper does not say."""
+def input_settings(
+    dataset: str, search: Record, features: tuple[str, ...] = INPUTS_AS_PUBLISHED
+) -> list[Setting]:
+    """As published, on pixels from 0 to 1 or from -1 to 1 instead of normalised ones: the paper does not say."""
     return [
-        replace(setting, recipe=replace(setting.recipe, features="unit-pixels"))
+        replace(setting, recipe=replace(setting.recipe, features=inputs))
+        for inputs in features
         for setting in as_published_settings(dataset, search)
         if setting.population.k >= 0 and setting.system in ("dp-sgd", "sampling", "pdp-sgd-adaptive")
     ]
 
 
-def search_for(*systems: str, kind: str = "pixels") -> Callable[[str], list[list[Setting]]]:
-    """The searches, one for each system, on a data set."""
+def search_for(*systems: str, kinds: tuple[str, ...] = ("pixels",)) -> Callable[[str], list[list[Setting]]]:
+    """The searches on a data set, one for each system and kind of training that there is for it."""
 
     def searches(dataset: str) -> list[list[Setting]]:
-        return [trials(dataset, system, kind, threshold=_threshold(system)) for system in systems]
+        return [
+            trials(dataset, system, kind, threshold=_threshold(system))
+            for kind in kinds
+            for system in systems
+            if (dataset, kind) in GRIDS
+        ]
 
     return searches
 
@@ -180,14 +192,14 @@ STUDIES: dict[str, Study] = {
     "features": Study(
         "A linear model on scattering features",
         DATASETS,
-        search_for(*EXACT_AND_UNIFORM, kind="scattering"),
+        search_for(*EXACT_AND_UNIFORM, kinds=("scattering",)),
         feature_settings,
     ),
-    "long": Study(
-        "The paper's networks, trained longer",
-        ("fashion-mnist", "svhn"),
-        search_for(*EXACT_AND_UNIFORM, kind="long"),
-        long_settings,
+    "networks": Study(
+        "The paper's networks, as printed and at their best",
+        DATASETS,
+        search_for(*EXACT_AND_UNIFORM, kinds=NETWORK_KINDS),
+        network_settings,
     ),
     "table-1-as-published": Study(
         "Table 1 as the paper set it up", DATASETS, search_for(), as_published_settings
