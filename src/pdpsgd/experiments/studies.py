@@ -34,6 +34,7 @@ EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
 NETWORK_KINDS = ("relu", "best")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
+FOR_THE_SUM = "for-the-sum-of-thresholds"
 INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
 PEOPLE = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257}
 IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
@@ -114,6 +115,8 @@ def round_settings(dataset: str, search: Record) -> list[Setting]:
         adaptive,
         replace(adaptive, loss="adaptive-as-printed"),
         replace(adaptive, system="pdp-sgd-fixed"),
+        replace(adaptive, noise_search=FOR_THE_SUM),
+        replace(adaptive, system="pdp-sgd-fixed", noise_search=FOR_THE_SUM),
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pdpsgd.accounting import accountant
+from pdpsgd.accounting import Exposure, accountant
 from pdpsgd.budgets import Budgets
 from pdpsgd.errors import fail
 from pdpsgd.experiments.settings import Setting
@@ -42,7 +42,7 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
     if setting.system not in MECHANISMS:
         fail(f"Expected a system out of {', '.join(SYSTEMS)}. Got {setting.system!r}.")
     published = setting.bookkeeping == "as-published"
-    return plan(
+    made = plan(
         budgets,
         setting.system,
         steps=recipe.steps,
@@ -56,6 +56,35 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
         bookkeeping=setting.bookkeeping,
         seed=seed if published else None,
     )
+    return made if setting.noise_search is None else _with_noise_for_the_sum(made, recipe.batch_size)
+
+
+def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
+    """An as-published plan with the noise of another reading of the paper, to see what accuracy that gives.
+
+    The noise of a round is searched with the history of all rounds, for the sum of the thresholds so far, as if
+    everybody were drawn at the rate batch size / people. That is neither what somebody spends who is drawn in some
+    of the rounds, nor the rate at which they are. What is provable is stated by the rates that there are.
+    """
+    by = accountant(planned.accountant)
+    delta = planned.levels[0].delta
+    rate = batch_size / sum(level.people for level in planned.levels)
+    supposed: tuple[Exposure, ...] = ()
+    allowed, rounds = 0.0, []
+    for r in planned.rounds:
+        allowed += r.threshold or 0.0
+        sigma = smallest_noise_multiplier(
+            allowed, delta, sample_rate=rate, steps=r.steps, history=supposed, accounting=by
+        )
+        supposed = (*supposed, Exposure(1.0, rate, sigma, r.steps))
+        rounds.append(replace(r, noise_multiplier=sigma))
+    # Whatever the coins, nobody is in more than all of the rounds.
+    real = tuple(Exposure(1.0, max(r.sample_rates), r.noise_multiplier, r.steps) for r in rounds)
+    provable = by.epsilon(real, delta)
+    levels = tuple(
+        replace(level, provable_epsilon=provable, provable_delta=delta) for level in planned.levels
+    )
+    return replace(planned, rounds=tuple(rounds), levels=levels)
 
 
 def _uniform_rounds(setting: Setting, budgets: Budgets, edges: list[float], last: float = np.inf) -> Plan:
