@@ -4,7 +4,8 @@
 
 Each contender has a process of its own, as it has in use (in one process they would clear each other's memory away).
 They take turns, 16 steps each, until every one has had its share of time; what is printed is the mean step of the
-median turn, its ratio to plain SGD in the better of the two memory layouts, and the peak memory of the process.
+median turn, its ratio to the fastest of the contenders named "plain SGD", and the peak memory of the process, with its
+ratio to the least among them.
 "pdpsgd, whole engine" and "plain SGD, drawn batches" draw their batches, so that the size varies and memory gets
 fragmented ("256 at once" bounds that); the others are given one batch again and again. Data are random and nothing is
 learned: only speed is measured here.

@@ -1,6 +1,6 @@
 """Named recipes: what did best in the search for each benchmark, for budgets around epsilon 0.5 to 1.
 
-What they reach is on record in docs/results (`search.md`, `long.md`, `features.md`). They were found with
+What they reach is on record in docs/results (`search.md`, `networks.md`, `features.md`). They were found with
 the data of those benchmarks; on other data they are a start, not a promise.
 
     made = pdpsgd.presets.preset("mnist")

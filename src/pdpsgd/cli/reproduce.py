@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 
 from pdpsgd.errors import fail
+from pdpsgd.experiments.studies import STUDIES, WITHOUT_TRAINING
 
 
 def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help="table-1, features, table-1-as-published, table-2, weights, intervals, idp-benchmark "
-            "(these train); distributions, rounds (these do not); pages (write everything again from the "
-            "records); all.",
+            help=f"{', '.join(STUDIES)} (these train); {', '.join(WITHOUT_TRAINING)} (these do not); pages "
+            "(write everything again from the records); all.",
             show_default=False,
         ),
     ],
