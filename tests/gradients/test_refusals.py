@@ -184,6 +184,30 @@ def test_a_model_in_which_examples_mix_is_refused(only_while_training: bool) -> 
         check_examples_do_not_mix(Mixes(), F.cross_entropy, *BATCH)
 
 
+def test_a_tie_that_rounding_decides_is_no_mixing() -> None:
+    class Tie(nn.Module):
+        """At its first weight two numbers of a maximum are equal, and the size of the batch decides between them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(36, 4, bias=False)
+            self.first = self.linear.weight.detach().clone()
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.linear(x.flatten(1))
+            if torch.equal(self.linear.weight, self.first) and len(x) > 1:
+                outputs = outputs.flip(1)
+            return outputs
+
+    module = Tie()
+    version = module.linear.weight._version
+    state = torch.get_rng_state()
+    assert check_examples_do_not_mix(module, F.cross_entropy, *BATCH)
+    assert torch.equal(module.linear.weight, module.first)
+    assert module.linear.weight._version == version
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_the_probe_leaves_nothing_behind() -> None:
     module = classifier()
     module[3].eval()
