@@ -10,7 +10,7 @@
 | `effort` | what a run would take, without running it whole |
 | `record` | what came out, one JSON line a run; nothing is computed twice |
 | `published` | what others printed |
-| `cells`, `pages`, `tables`, `figures`, `overview` | pages made from records |
+| `cells`, `pages`, `tables`, `figures`, `figures_page`, `overview` | pages made from records |
 | `as_published_page`, `reasons` | the page of table 1 as published, and why its figures are not the printed ones |
 | `reproduce` | one command for each table and figure |
 """

@@ -20,9 +20,9 @@ def table_1_as_published(search: Record, record: Record) -> Page:
         "Learning rate 0.05, batch 64, noise multiplier 1.3, clipping 1.0, at most 10 rounds, RDP, delta 1e-5 a round. "
         "**Not sound where there are several rounds:** only people drawn into a round are charged. What is provable "
         "for these runs stands at the end; where there was one round only, it is what is claimed. Rounds end where the "
-        "next threshold, at what is left, does not pay for one step at noise 1.3 (by RDP about 0.4); how many each system "
-        "has had stands below its accuracies. (The paper's AdaPDP trained 1.92 models on average, by its number of "
-        "parameters in table 2.)",
+        "next threshold, at what is left, does not pay for one step at noise 1.3 (by RDP about 0.4); how many each "
+        "system has had stands below its accuracies. (The paper's AdaPDP trained 1.92 models on average, by the number "
+        "of parameters in its table 2.)",
         "",
         HOW_TO_READ.format(what="table-1-as-published"),
     ]

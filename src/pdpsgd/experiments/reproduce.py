@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pdpsgd.errors import check_one_of, fail
-from pdpsgd.experiments.cells import cell
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import SEARCH_SEED
 from pdpsgd.experiments.settings import Setting
@@ -14,9 +13,7 @@ from pdpsgd.experiments.studies import (
     STUDIES,
     WITHOUT_TRAINING,
     Study,
-    interval_settings,
     table_2_settings,
-    weight_settings,
 )
 
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
@@ -63,7 +60,7 @@ def reproduce(
 
 def write_pages(what: str, search: Record, record: Record, output: Path) -> list[Path]:
     """Write the tables and figures that a study belongs to, from the records."""
-    from pdpsgd.experiments import figures
+    from pdpsgd.experiments.figures_page import write_figures
     from pdpsgd.experiments.overview import write_overview
     from pdpsgd.experiments.tables import PAGES
 
@@ -74,21 +71,7 @@ def write_pages(what: str, search: Record, record: Record, output: Path) -> list
         if everything or name in (page, "search"):
             written += make(search, record).write(output)
     written += write_overview(search, record, output)
-    folder = output / "figures"
-    if everything or what == "distributions":
-        written += figures.save_chart(figures.distributions(), folder, "epsilon-distributions")
-    if everything or what == "rounds":
-        for mechanism in ("adapdp", "pdp-sgd-fixed", "pdp-sgd-adaptive"):
-            published = figures.rounds_as_published(mechanism)
-            written += figures.save_chart(published, folder, f"rounds-as-published-{mechanism}")
-            written += figures.save_chart(
-                figures.rounds_sound(mechanism), folder, f"rounds-sound-{mechanism}"
-            )
-    if everything or what == "weights":
-        written += _weights_figure(search, record, folder)
-    if everything or what == "intervals":
-        written += _intervals_figure(search, record, folder)
-    return written
+    return written + write_figures(what, search, record, output)
 
 
 def _run_study(
@@ -136,58 +119,3 @@ def _shared(runs: Sequence[tuple[Setting, int]], part: tuple[int, int]) -> Itera
     if not 1 <= index <= parts:
         fail(f"Expected a part from 1/{parts} to {parts}/{parts}. Got {index}/{parts}.")
     yield from runs[index - 1 :: parts]
-
-
-def _weights_figure(search: Record, record: Record, folder: Path) -> list[Path]:
-    from pdpsgd.experiments import figures
-
-    points = []
-    for setting in weight_settings("mnist", search):
-        found = cell(setting, record)
-        if found.mean is not None and setting.weights is not None:
-            points.append(
-                _point(found.mean, found.deviation, {"w1": setting.weights[0], "series": "ours, sound"})
-            )
-    if not points:
-        return []
-    chart = figures.sweep(
-        points,
-        x="w1",
-        title="pdp-sgd-fixed on MNIST: accuracy against w1",
-        subtitle=[
-            "k = 0, sound bookkeeping. Diamond: the paper's printed accuracy at w1 = 0.7, as published.",
-            'The paper: "the performances increase as w1 increases", similar from 0.7 on. With small w1',
-            "the first of three rounds takes nearly all, and what is left buys rounds of little but noise.",
-        ],
-        marks=[figures.printed_point("w1", 0.7, "mnist", "pdp-sgd-fixed")],
-    )
-    return figures.save_chart(chart, folder, "weights-mnist")
-
-
-def _intervals_figure(search: Record, record: Record, folder: Path) -> list[Path]:
-    from pdpsgd.experiments import figures
-
-    points = []
-    for setting in interval_settings("mnist", search):
-        found = cell(setting, record)
-        if found.mean is not None:
-            alpha = round(setting.population.highest - setting.population.lowest, 3)
-            points.append(_point(found.mean, found.deviation, {"alpha": alpha, "series": setting.system}))
-    if not points:
-        return []
-    chart = figures.sweep(
-        points,
-        x="alpha",
-        title="MNIST: accuracy against the interval of budgets [0.5, 0.5 + alpha]",
-        subtitle=[
-            "k = 0, sound bookkeeping. Diamond: the paper's printed accuracy of PDP-SGD adaptive at",
-            "alpha = 0.5, as published.",
-        ],
-        marks=[figures.printed_point("alpha", 0.5, "mnist", "pdp-sgd-adaptive")],
-    )
-    return figures.save_chart(chart, folder, "intervals-mnist")
-
-
-def _point(mean: float, deviation: float | None, where: dict[str, object]) -> dict[str, object]:
-    spread = deviation or 0.0
-    return {**where, "accuracy": mean, "low": mean - spread, "high": mean + spread}

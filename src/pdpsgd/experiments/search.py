@@ -24,7 +24,7 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
     ("fashion-mnist", "scattering"): (SCATTERING, (1.0, 2.0, 4.0)),
     ("svhn", "scattering"): (SCATTERING, (1.0, 2.0, 4.0)),
     ("mnist", "relu"): (Recipe(steps=300, activation="relu"), (2.0, 4.0, 8.0)),
-    ("mnist", "best"): (Recipe(steps=300, activation="tanh", views=4), (2.0, 4.0)),
+    ("mnist", "best"): (Recipe(steps=600, activation="tanh", views=4), (2.0, 3.0)),
     ("fashion-mnist", "best"): (Recipe(steps=1000, batch_size=2048, activation="relu"), (2.0, 3.0)),
     ("svhn", "best"): (
         Recipe(steps=400, activation="tanh", features="standardised-pixels", views=4),
