@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pdpsgd.errors import fail
+
 
 @dataclass(frozen=True)
 class Shifts:
@@ -21,6 +23,11 @@ class Shifts:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the images (examples, channels, height, width), each moved on its own."""
+        if images.dim() != 4:
+            fail(
+                "Expected images (examples, channels, height, width), to move them. Got inputs of shape "
+                f"{tuple(images.shape)}."
+            )
         examples, _, height, width = images.shape
         padded = F.pad(images, [self.most] * 4, mode="replicate").permute(0, 2, 3, 1)
         top, left = torch.randint(2 * self.most + 1, (2, examples, 1, 1), device=images.device)

@@ -1,4 +1,4 @@
-"""Losses, optimizers and schedules by name, so that a settings file can hold them."""
+"""Losses, optimizers, schedules and augmentations by name, so that a settings file can hold them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from pdpsgd.augmentation import Shifts
 from pdpsgd.errors import check_positive, fail
 
 Loss = Callable[[Any, Any], Tensor]
 Schedule = Callable[[float], float]
+Augment = Callable[[Any], Any]
 
 
 def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -48,6 +50,9 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 
 
+AUGMENTATIONS: dict[str, Augment] = {"shifts": Shifts(2)}
+
+
 def loss_of(loss: str | Loss) -> Loss:
     """A loss by name, or the user's own: a function of outputs and targets, the mean over examples."""
     return loss if callable(loss) else _by_name(LOSSES, loss=loss)
@@ -56,6 +61,11 @@ def loss_of(loss: str | Loss) -> Loss:
 def schedule_of(schedule: str | Schedule) -> Schedule:
     """A schedule by name, or the user's own: from the share of steps done to a factor of the rate."""
     return schedule if callable(schedule) else _by_name(SCHEDULES, schedule=schedule)
+
+
+def augment_of(augment: str | Augment | None) -> Augment | None:
+    """An augmentation by name, or the user's own: from a batch of inputs to as many changed ones."""
+    return _by_name(AUGMENTATIONS, augment=augment) if isinstance(augment, str) else augment
 
 
 def optimizer_of(

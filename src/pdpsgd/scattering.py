@@ -11,12 +11,10 @@ constants.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.datasets import Dataset
 from pdpsgd.errors import fail
 
 SCALES = 2
@@ -90,15 +88,6 @@ def grey(images: Tensor) -> Tensor:
     if images.shape[1] != len(LUMA):
         return images
     return (images * torch.tensor(LUMA, device=images.device).view(1, -1, 1, 1)).sum(1, keepdim=True)
-
-
-def scattered(dataset: Dataset, *, groups: int = GROUPS) -> Dataset:
-    """The same data set with scattering features as inputs, computed once."""
-    return replace(
-        dataset,
-        train_inputs=scattering_features(dataset.train_inputs, groups=groups),
-        test_inputs=scattering_features(dataset.test_inputs, groups=groups),
-    )
 
 
 def wavelets(size: tuple[int, int], scale: int) -> Tensor:

@@ -22,7 +22,7 @@ from pdpsgd.ensemble import WeightedModels
 from pdpsgd.errors import fail
 from pdpsgd.evaluation import Evaluation
 from pdpsgd.presets import options_with
-from pdpsgd.recipes import Loss, Schedule, loss_of, name_of, optimizer_of, schedule_of
+from pdpsgd.recipes import Augment, Loss, Schedule, augment_of, loss_of, name_of, optimizer_of, schedule_of
 from pdpsgd.run_folder import RunFolder
 from pdpsgd.trainer import HeldOutPeople, Trainer, check_augment
 
@@ -116,8 +116,8 @@ def fit(
     schedule: str | Schedule | None = None,
     weight_average: float | None = None,
     loss: str | Loss = "cross-entropy",
-    augment: Callable[[Any], Any] | None = None,
-    views: int = 1,
+    augment: str | Augment | None = None,
+    views: int | None = None,
     test_data: Any = None,
     test_budgets: Budgets | None = None,
     test_tiers: ArrayLike | None = None,
@@ -138,13 +138,14 @@ def fit(
     `steps`, `batch_size` (the expected one), `max_grad_norm`, `accountant` and `plan_options`.
 
     A `preset` (see `pdpsgd.presets`) says what is not said here of steps, batch_size, max_grad_norm,
-    learning_rate, momentum, schedule and weight_average. Without one, batches are of 1,024, gradients are
-    clipped at 1, and the learning rate is 1 with a cosine schedule and no momentum.
+    learning_rate, momentum, schedule, weight_average, augment and views. Without one, batches are of 1,024,
+    gradients are clipped at 1, and the learning rate is 1 with a cosine schedule and no momentum.
 
-    `loss` (mean over examples), `optimizer` and `schedule` are names or functions of your own; everything
-    else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
+    `loss` (mean over examples), `optimizer`, `schedule` and `augment` are names or functions of your own;
+    everything else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
     model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model;
-    with `views` each record goes through in so many of them, whose gradients are averaged before clipping.
+    "shifts" moves each image by up to two pixels. With `views` each record goes through in so many of them, whose
+    gradients are averaged before clipping.
     `max_physical_batch_size` is how many records go through the model together; it changes memory and speed, not
     results. By default that is 512 on processors, and everybody who was drawn on other devices.
     `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each
@@ -170,6 +171,8 @@ def fit(
         momentum=momentum,
         schedule=schedule,
         weight_average=weight_average,
+        augment=augment,
+        views=views,
     )
     if steps is None and (plan_options or {}).get("noise_multiplier") is not None:
         how["steps"] = None  # the noise decides how many
@@ -197,23 +200,24 @@ def fit(
         "schedule": name_of(how["schedule"]),
         "weight_average": how["weight_average"],
         "loss": name_of(loss),
-        "augment": None if augment is None else name_of(augment),
-        "views": views,
+        "augment": None if how["augment"] is None else name_of(how["augment"]),
+        "views": how["views"],
         "max_physical_batch_size": max_physical_batch_size,
         "seed": seed,
         "secure": secure,
     }
     records = as_tensors(data)
-    if views != 1 and augment is None:
-        fail(f"Expected augment, to make several views of a record. Got views={views!r} without it.")
-    if augment is not None and isinstance(records, tuple):
-        check_augment(augment, records[0][:4])
+    changes = augment_of(how["augment"])
+    if how["views"] != 1 and changes is None:
+        fail(f"Expected augment, to make several views of a record. Got views={how['views']!r} without it.")
+    if changes is not None and isinstance(records, tuple):
+        check_augment(changes, records[0][:4])
     trainer = Trainer(
         model=model,
         loss=loss_of(loss),
         schedule=schedule_of(how["schedule"]),
-        augment=augment,
-        views=views,
+        augment=changes,
+        views=how["views"],
         weight_average=how["weight_average"],
         settings=settings,
         test=None
@@ -238,7 +242,7 @@ def fit(
         data_loader=records,
         record_ids=record_ids,
         record_of_person=record_of_person,
-        views=views,
+        views=how["views"],
         max_physical_batch_size=max_physical_batch_size,
         seed=seed,
         secure=secure,

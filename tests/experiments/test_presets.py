@@ -6,6 +6,7 @@ import inspect
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pdpsgd.datasets import load
 from pdpsgd.errors import PdpsgdError
@@ -22,13 +23,11 @@ def test_a_preset_fits_the_signature_of_fit(made: Preset) -> None:
 
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
 def test_a_preset_is_one_of_the_recipes_that_the_search_tried(made: Preset) -> None:
-    kind = "best" if made.features == "pixels" and (made.dataset, "best") in GRIDS else made.features
-    recipe, rates = GRIDS[made.dataset, kind]
-    assert (made.steps, made.batch_size, made.max_grad_norm) == (
-        recipe.steps,
-        recipe.batch_size,
-        recipe.max_grad_norm,
-    )
+    recipe, rates = GRIDS[made.dataset, "scattering" if made.features == "scattering" else "best"]
+    for name in ("steps", "batch_size", "max_grad_norm", "features", "views", "momentum", "schedule"):
+        assert getattr(made, name) == getattr(recipe, name), name
+    assert made.activation in (None, recipe.activation)
+    assert made.augment == ("shifts" if recipe.views > 1 else None)
     assert made.learning_rate in [pytest.approx(rate / recipe.max_grad_norm) for rate in rates]
 
 
@@ -53,6 +52,23 @@ def test_a_preset_s_learning_rate_is_not_used_at_another_clipping_norm() -> None
         digits_network(), data, [1.0] * 200, preset="mnist", max_grad_norm=1.0, learning_rate=2.0, **given
     )
     assert told.settings["learning_rate"] == 2.0
+
+
+def test_several_views_are_taken_from_a_preset() -> None:
+    digits = load("digits")
+    data = (digits.train_inputs[:200], digits.train_targets[:200])
+    given = {"steps": 3, "batch_size": 32, "seed": 0, "progress": False}
+    result = fit(digits_network(), data, [1.0] * 200, preset="mnist", **given)
+    assert (result.settings["augment"], result.settings["views"]) == ("shifts", 4)
+    one = fit(digits_network(), data, [1.0] * 200, preset="mnist", views=1, **given)
+    assert one.settings["views"] == 1
+
+
+def test_a_preset_that_standardises_images_does_so() -> None:
+    digits = load("digits")
+    prepared = replace(preset("svhn"), dataset="digits").prepare(digits)
+    assert prepared.train_inputs.mean((1, 2, 3)).abs().max() < 1e-5
+    assert torch.equal(prepared.test_targets, digits.test_targets)
 
 
 def test_a_preset_refuses_another_data_set() -> None:

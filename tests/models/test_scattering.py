@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from pdpsgd import datasets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.scattering import PATHS, ScatteringFeatures, averages, scattered, scattering_features, wavelets
+from pdpsgd.presets import preset
+from pdpsgd.scattering import PATHS, ScatteringFeatures, averages, scattering_features, wavelets
 
 
 def test_an_image_becomes_81_features_for_each_channel_and_patch() -> None:
@@ -72,7 +75,7 @@ def test_sizes_that_do_not_divide_into_patches_are_refused() -> None:
 
 def test_a_data_set_keeps_everything_but_its_inputs() -> None:
     digits = datasets.load("digits")
-    features = scattered(digits)
+    features = replace(preset("mnist-scattering"), dataset="digits").prepare(digits)
     assert features.input_shape == (81, 2, 2)
     assert torch.equal(features.train_targets, digits.train_targets)
     assert features.classes == digits.classes

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdpsgd.augmentation import Shifts
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.recipes import augment_of
 from pdpsgd.trainer import check_augment
 
 
@@ -36,3 +39,10 @@ def test_all_shifts_occur_equally_often() -> None:
 
 def test_examples_do_not_mix() -> None:
     check_augment(Shifts(2), torch.randn(4, 3, 8, 8))
+
+
+def test_tables_cannot_be_moved() -> None:
+    with pytest.raises(PdpsgdError, match=r"Got inputs of shape \(4, 7\)"):
+        Shifts(2)(torch.zeros(4, 7))
+    with pytest.raises(PdpsgdError, match="Got augment='mixup'"):
+        augment_of("mixup")

@@ -79,11 +79,21 @@ def train(
         str | None,
         option(
             "--augment",
-            help="Your own module:function that changes a batch of inputs, example by example.",
+            help="shifts (of images, by up to two pixels), or your own module:function that changes a batch of "
+            "inputs, example by example.",
             panel=TRAINING,
             show_default=False,
         ),
     ] = None,
+    views: Annotated[
+        int,
+        option(
+            "--views",
+            min=1,
+            help="Each record goes through the model in so many augmented versions, averaged before clipping.",
+            panel=TRAINING,
+        ),
+    ] = 1,
     max_physical_batch_size: options.PhysicalBatch = None,
     evaluate_every: Annotated[
         int | None,
@@ -238,7 +248,8 @@ def train(
             schedule=schedule,
             weight_average=weight_average,
             loss=loss,
-            augment=None if augment is None else shared.find_function(augment),
+            augment=shared.find_function(augment) if augment and ":" in augment else augment,
+            views=views,
             test_data=people.test_data,
             test_tiers=material.test_tiers,
             evaluate_every=evaluate_every or max(1, made.steps // 20),

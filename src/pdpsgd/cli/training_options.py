@@ -238,7 +238,7 @@ def with_features(data: PeopleData, preset: str | None, say: Callable[[str], Non
 
     made = find(preset)
     made.check_is_for(data.name)
-    if made.features != "pixels":
+    if made.features == "scattering":
         images = len(data.inputs) + (0 if data.test_inputs is None else len(data.test_inputs))
         say(f"Computing the {made.features} features of {images:,} images: a minute or two for 40,000.")
     test = None if data.test_inputs is None else made.features_of(data.test_inputs)

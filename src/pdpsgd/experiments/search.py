@@ -27,7 +27,7 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
     ("mnist", "best"): (Recipe(steps=600, activation="tanh", views=4), (2.0, 3.0)),
     ("fashion-mnist", "best"): (Recipe(steps=1000, batch_size=2048, activation="relu"), (2.0, 3.0)),
     ("svhn", "best"): (
-        Recipe(steps=400, activation="tanh", features="standardised-pixels", views=4),
+        Recipe(steps=400, activation="tanh", features="standardised-pixels"),
         (2.0, 4.0),
     ),
     ("digits", "pixels"): (Recipe(steps=100, batch_size=128, activation="tanh"), (1.0, 2.0)),
