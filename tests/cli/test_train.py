@@ -133,7 +133,8 @@ def test_a_preset_says_what_neither_the_file_nor_the_command_line_says(
     assert (plan.steps, plan.max_grad_norm) == (7, 0.1)
     assert plan.rounds[0].expected_batch_size == pytest.approx(20, rel=0.01)
     settings = json.loads(Path("run/settings.json").read_text())
-    assert (settings["learning_rate"], settings["momentum"], settings["model"]) == (40.0, 0.5, "digits")
+    assert (settings["learning_rate"], settings["momentum"], settings["model"]) == (30.0, 0.5, "digits")
+    assert (settings["augment"], settings["views"]) == ("shifts", 4)
     assert settings["preset"] == "small"
 
 
