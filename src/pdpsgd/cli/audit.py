@@ -162,6 +162,8 @@ def audit(
     screen.say(result.summary())
     if subject is None:
         screen.say("Audited: the mechanism alone. With --data, the network and its training too.")
+    elif named_in(settings, "augment"):
+        screen.say(f"Audited without the run's augmentation ({settings['augment']}): records as they are.")
     if chart is not None:
         _draw(result, chart)
         screen.say(f"Chart: {chart}")
