@@ -135,7 +135,7 @@ def _by_rounds(search: Record, record: Record) -> list[str]:
             run = record.of(setting)[0]
             noises = [f"{r['noise_multiplier']:.3g}" for r in run["rounds"]]
             provable = max(level["provable_epsilon"] for level in run["levels"])
-            reading = "for the sum" if setting.noise_search else "alone"
+            reading = setting.reading or "steps"
             loss = ", loss as printed" if setting.loss else ""
             printed = printed_text(TABLE_1[dataset, 0.0, setting.system])
             rows.append(
@@ -150,19 +150,19 @@ def _by_rounds(search: Record, record: Record) -> list[str]:
         "",
         "Above, noise is 1.3 in all rounds, the paper's initial one, and a round is as long as its threshold pays "
         "for. Algorithm 1 searches the noise for each round instead. Here are ten rounds of it, with as many steps "
-        "in all as the paper reports. *Alone*: each round has the smallest noise at which it costs its threshold. "
-        "*For the sum*: the paper's appendix extends the search by the history of earlier rounds, and does not say "
-        "for which total; here for the sum of the thresholds so far, as if everybody were drawn at 64 / people. That "
-        "is not what the drawn spend: a round of few people draws each of them often, and somebody drawn in one "
-        "round only pays for more than its threshold. What is provable for somebody, whatever they asked for, is in "
-        "the table (seed 0).",
+        "in all as the paper reports, by several readings. *Steps*: all rounds have as many steps, and each the "
+        "smallest noise at which it costs its threshold by itself. *Epochs*: rounds have as many passes over those "
+        "who were drawn. *Sum*: the paper's appendix extends the search by the history of earlier rounds, and does "
+        "not say for which total; here for the sum of the thresholds so far, as if everybody were drawn at 64 / "
+        "people. That is not what the drawn spend: a round of few people draws each of them often, and somebody who "
+        "is in one round only pays for more than its threshold. What is provable for somebody, whatever they asked "
+        "for, is in the table (seed 0).",
         "",
-        "| data set | system | noise searched | noise multipliers, round by round | provable epsilon | accuracy | "
-        "paper |",
+        "| data set | system | reading | noise, round by round | provable epsilon | accuracy | paper |",
         "|---|---|---|---|---|---|---|",
         *rows,
         "",
-        "*Alone*, little is left after the first round, so the others are mostly noise.",
+        "Where each round pays for itself, little is left after the first, so the others are mostly noise.",
     ]
 
 

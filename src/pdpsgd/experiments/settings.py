@@ -86,7 +86,7 @@ class Setting:
     threshold: float | None = None
     split: str = "test"
     loss: str | None = None
-    noise_search: str | None = None
+    reading: str | None = None
 
     def quick(self) -> Setting:
         """The same with few steps: shows that everything runs, and nothing else."""
@@ -102,7 +102,7 @@ class Setting:
         # As in records from before there were these.
         if self.recipe.views == 1:
             del plain["recipe"]["views"]
-        for name in ("loss", "noise_search"):
+        for name in ("loss", "reading"):
             if plain[name] is None:
                 del plain[name]
         return plain

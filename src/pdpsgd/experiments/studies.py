@@ -11,6 +11,7 @@ from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS, T
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import GRIDS, chosen_recipe, kind_of, recipe_for, trials
 from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
+from pdpsgd.experiments.systems import READINGS
 
 LEAVE_OUT_BELOW = 0.75
 """The system `leave-out` leaves out half of the people at k = 0."""
@@ -34,7 +35,6 @@ EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
 NETWORK_KINDS = ("relu", "best")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
-FOR_THE_SUM = "for-the-sum-of-thresholds"
 INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
 PEOPLE = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257}
 IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
@@ -115,8 +115,7 @@ def round_settings(dataset: str, search: Record) -> list[Setting]:
         adaptive,
         replace(adaptive, loss="adaptive-as-printed"),
         replace(adaptive, system="pdp-sgd-fixed"),
-        replace(adaptive, noise_search=FOR_THE_SUM),
-        replace(adaptive, system="pdp-sgd-fixed", noise_search=FOR_THE_SUM),
+        *(replace(adaptive, reading=reading) for reading in READINGS),
     ]
 
 

@@ -7,6 +7,7 @@ tier alone, at the tier's smallest budget: nobody is in two of its rounds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -56,7 +57,25 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
         bookkeeping=setting.bookkeeping,
         seed=seed if published else None,
     )
-    return made if setting.noise_search is None else _with_noise_for_the_sum(made, recipe.batch_size)
+    return made if setting.reading is None else READINGS[setting.reading](made, recipe.batch_size)
+
+
+def _in_epochs(planned: Plan, batch_size: float) -> Plan:
+    """An as-published plan with rounds of as many passes over those who were drawn, instead of as many steps."""
+    by, delta = accountant(planned.accountant), planned.levels[0].delta
+    drawn = [sum(inside for inside in _people_inside(planned, r)) for r in planned.rounds]
+    rounds = []
+    for r, inside in zip(planned.rounds, drawn, strict=True):
+        steps = max(1, round(planned.steps * inside / sum(drawn)))
+        sigma = smallest_noise_multiplier(
+            r.threshold or 0.0, delta, sample_rate=max(r.sample_rates), steps=steps, accounting=by
+        )
+        rounds.append(replace(r, steps=steps, noise_multiplier=sigma))
+    return replace(planned, rounds=tuple(rounds))
+
+
+def _people_inside(planned: Plan, r: Round) -> list[float]:
+    return [level.people * part for level, part in zip(planned.levels, r.participation, strict=True)]
 
 
 def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
@@ -66,8 +85,7 @@ def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
     everybody were drawn at the rate batch size / people. That is neither what somebody spends who is drawn in some
     of the rounds, nor the rate at which they are. What is provable is stated by the rates that there are.
     """
-    by = accountant(planned.accountant)
-    delta = planned.levels[0].delta
+    by, delta = accountant(planned.accountant), planned.levels[0].delta
     rate = batch_size / sum(level.people for level in planned.levels)
     supposed: tuple[Exposure, ...] = ()
     allowed, rounds = 0.0, []
@@ -85,6 +103,14 @@ def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
         replace(level, provable_epsilon=provable, provable_delta=delta) for level in planned.levels
     )
     return replace(planned, rounds=tuple(rounds), levels=levels)
+
+
+READINGS: dict[str, Callable[[Plan, float], Plan]] = {
+    "epochs": _in_epochs,
+    "sum": _with_noise_for_the_sum,
+    "epochs, sum": lambda planned, batch: _with_noise_for_the_sum(_in_epochs(planned, batch), batch),
+}
+"""Other readings of Algorithm 1: rounds are epochs; noise is searched for the sum of thresholds."""
 
 
 def _uniform_rounds(setting: Setting, budgets: Budgets, edges: list[float], last: float = np.inf) -> Plan:
