@@ -142,6 +142,11 @@ def engine(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return private_loop(model, inputs, targets)[1]
 
 
+def engine_not_compiled(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    os.environ["PDPSGD_NATIVE"] = "0"  # asked for at the first step, and this process has no other contender
+    return engine(model, inputs, targets)
+
+
 def engine_in_parts(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return private_loop(model, inputs, targets, AT_ONCE)[1]
 
@@ -231,6 +236,7 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain SGD, drawn batches": plain_drawn,
     "pdpsgd, clipped sums": ours,
     "pdpsgd, whole engine": engine,
+    "pdpsgd, not compiled": engine_not_compiled,
     f"pdpsgd, {AT_ONCE} at once": engine_in_parts,
     "Opacus, hooks": opacus_hooks,
     "Opacus, ghost": opacus_ghost,
@@ -393,13 +399,14 @@ def page(rows: list[dict[str, Any]], shares: dict[str, dict[str, float]]) -> str
         "# Time and memory of a training step",
         "",
         f"Written by `python bench/steps.py --page FILE`: torch {torch.__version__}, {torch.get_num_threads()} "
-        f"threads, {os.cpu_count()} processor cores, all contenders in turn in one run, each in a process of its own; "
-        f"compiled code: {'yes' if native.library() else 'no'}. Random data, the paper's two "
-        "networks and a transformer of two layers of width 64. *Clipped sums* is a step with our gradients and "
-        "nothing else of the engine; *whole engine* also draws its batches, checks what the loop does, and makes "
-        "its noise. Its people are in memory and its batches vary in size, as those of *drawn batches* do, which "
-        f"takes memory with PyTorch's kernels and allocator whoever trains; *{AT_ONCE} at once* is the engine with "
-        f"`max_physical_batch_size={AT_ONCE}`, which bounds it.",
+        f"threads, {os.cpu_count()} processor cores, all contenders in turn in one run, each in a process of its "
+        f"own; compiled code: {'yes' if native.library() else 'no'}. Random data, the paper's two networks and a "
+        "transformer of two layers of width 64. *Clipped sums* is a step with our gradients and nothing else of the "
+        "engine; *whole engine* also draws its batches, checks what the loop does, and makes its noise. Its people "
+        "are in memory and its batches vary in size, as those of *drawn batches* do, which takes memory with "
+        f"PyTorch's kernels and allocator whoever trains; *{AT_ONCE} at once* is the engine with "
+        f"`max_physical_batch_size={AT_ONCE}`, which bounds it; *not compiled* is the engine without a C compiler or "
+        "AVX2.",
         "",
         "| model | batch | contender | ms a step | x best plain SGD | peak MB | x plain SGD |",
         "|---|---|---|---|---|---|---|",

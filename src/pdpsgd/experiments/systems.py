@@ -14,7 +14,7 @@ import numpy as np
 
 from pdpsgd.accounting import Exposure, accountant
 from pdpsgd.budgets import Budgets
-from pdpsgd.errors import fail
+from pdpsgd.errors import check_one_of, fail
 from pdpsgd.experiments.settings import Setting
 from pdpsgd.mechanisms import MECHANISMS
 from pdpsgd.noise_search import smallest_noise_multiplier
@@ -57,7 +57,10 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
         bookkeeping=setting.bookkeeping,
         seed=seed if published else None,
     )
-    return made if setting.reading is None else READINGS[setting.reading](made, recipe.batch_size)
+    if setting.reading is None:
+        return made
+    check_one_of(tuple(READINGS), reading=setting.reading)
+    return READINGS[setting.reading](made, recipe.batch_size)
 
 
 def _in_epochs(planned: Plan, batch_size: float) -> Plan:
