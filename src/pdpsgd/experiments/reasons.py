@@ -136,6 +136,8 @@ def _by_rounds(search: Record, record: Record) -> list[str]:
             noises = [f"{r['noise_multiplier']:.3g}" for r in run["rounds"]]
             provable = max(level["provable_epsilon"] for level in run["levels"])
             reading = setting.reading or "steps"
+            if setting.recipe.features == "unit-pixels":
+                reading += ", pixels from 0 to 1"
             loss = ", loss as printed" if setting.loss else ""
             printed = printed_text(TABLE_1[dataset, 0.0, setting.system])
             rows.append(

@@ -116,6 +116,7 @@ def round_settings(dataset: str, search: Record) -> list[Setting]:
         replace(adaptive, loss="adaptive-as-printed"),
         replace(adaptive, system="pdp-sgd-fixed"),
         *(replace(adaptive, reading=reading) for reading in READINGS),
+        replace(adaptive, reading="epochs, sum", recipe=replace(recipe, features="unit-pixels")),
     ]
 
 
