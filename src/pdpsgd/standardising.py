@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +24,8 @@ def standardised_images(images: Tensor) -> Tensor:
     """
     sides = tuple(range(1, images.dim()))
     centred = images - images.mean(sides, keepdim=True)
-    return centred / centred.square().mean(sides, keepdim=True).sqrt().clamp(min=LEAST_CONTRAST)
+    deviation = torch.linalg.vector_norm(centred, dim=sides, keepdim=True) / math.sqrt(images.shape[1:].numel())
+    return centred.div_(deviation.clamp_(min=LEAST_CONTRAST))
 
 
 def locally_standardised_images(images: Tensor, *, width: int = 9) -> Tensor:
