@@ -24,7 +24,9 @@ def standardised_images(images: Tensor) -> Tensor:
     """
     sides = tuple(range(1, images.dim()))
     centred = images - images.mean(sides, keepdim=True)
-    deviation = torch.linalg.vector_norm(centred, dim=sides, keepdim=True) / math.sqrt(images.shape[1:].numel())
+    deviation = torch.linalg.vector_norm(centred, dim=sides, keepdim=True) / math.sqrt(
+        images.shape[1:].numel()
+    )
     return centred.div_(deviation.clamp_(min=LEAST_CONTRAST))
 
 
