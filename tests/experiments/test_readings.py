@@ -11,6 +11,7 @@ from pdpsgd.accounting import Exposure, accountant
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.experiments.as_published_page import table_1_as_published
 from pdpsgd.experiments.cells import cell
+from pdpsgd.experiments.readings import READINGS
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import trials
 from pdpsgd.experiments.settings import Recipe, Setting
@@ -20,7 +21,7 @@ from pdpsgd.experiments.studies import (
     input_settings,
     table_1_settings,
 )
-from pdpsgd.experiments.systems import READINGS, plan_of
+from pdpsgd.experiments.systems import plan_of
 from pdpsgd.experiments.tables import table_1
 from pdpsgd.plans import Plan
 from pdpsgd.verification import PromiseBroken

@@ -5,6 +5,7 @@
 | `settings` | one training run, as plain data |
 | `studies` | which runs a table or figure consists of |
 | `systems` | the plan of a run, also for the two simple systems that are no mechanism |
+| `readings` | the same by other readings of the paper |
 | `search` | the hyper-parameter search that every system is given |
 | `inputs`, `runner` | data and model of a run; carries it out |
 | `effort` | what a run would take, without running it whole |

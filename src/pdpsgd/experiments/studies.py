@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from pdpsgd.accounting import Exposure, accountant
 from pdpsgd.experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS, TABLE_2
+from pdpsgd.experiments.readings import READINGS
 from pdpsgd.experiments.record import Record
 from pdpsgd.experiments.search import GRIDS, chosen_recipe, kind_of, recipe_for, trials
 from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
-from pdpsgd.experiments.systems import READINGS
 
 LEAVE_OUT_BELOW = 0.75
 """The system `leave-out` leaves out half of the people at k = 0."""
