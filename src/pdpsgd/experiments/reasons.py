@@ -179,10 +179,9 @@ def _by_rounds(search: Record, record: Record) -> list[str]:
         "|---|---|---|---|---|---|---|",
         *rows,
         "",
-        "Where each round pays for itself, little is left after the first, so the others are mostly noise. Nearest "
-        f"to the print: {'; '.join(nearest)}. So a search for the sum of the thresholds, at the rate of all people, "
-        "is the only reading found by which PDP-SGD comes near its printed accuracies; what is provable by it is far "
-        "above what anybody allows.",
+        "Where each round pays for itself, little is left after the first, so the others are mostly noise. Nearest to "
+        f"the print: {'; '.join(nearest)}. What is provable by a search for the sum is far above what anybody allows. "
+        "Where also the nearest is more than two deviations away, the difference is not explained.",
     ]
 
 
