@@ -124,8 +124,8 @@ class PrivacyEngine:
         check_optimizer(optimizer)
         _check_module(module)
         plan = _with_norm(plan, max_grad_norm)
-        if lacks_proof(plan) and accountant(plan.accountant).proves:
-            plan.verify()  # made or changed by hand: refused if it breaks a promise
+        if needs_to_be_verified(plan):
+            plan.verify()  # made or changed by hand, or elsewhere: refused if it breaks a promise
         if on_fresh_model is None and any(r.fresh_model for r in plan.rounds[1:]):
             fail(
                 "Expected on_fresh_model, a function that resets the module's parameters: the plan trains a "
@@ -345,6 +345,12 @@ def release_note(plan: Plan, source: RandomSource) -> str | None:
     unproven = lacks_proof(plan) and not accountant(plan.accountant).proves
     notes = [AS_PUBLISHED] * plan.sensitive + [UNPROVEN] * unproven + [GUESSABLE] * source.guessable
     return "; ".join(notes) or None
+
+
+def needs_to_be_verified(plan: Plan) -> bool:
+    """Whether a plan says that something is proven, or should, and this process has neither made nor verified it."""
+    claims = accountant(plan.accountant).proves or any(x.proven_epsilon is not None for x in plan.levels)
+    return claims and not plan.sensitive and not plan.is_proven_here
 
 
 def lacks_proof(plan: Plan) -> bool:

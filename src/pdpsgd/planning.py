@@ -126,7 +126,7 @@ def prove(draft: Plan, by: Accountant) -> Plan:
                 f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was made."
             )
         levels.append(replace(level, proven_epsilon=cost))
-    return replace(draft, levels=tuple(levels))
+    return replace(draft, levels=tuple(levels)).remember_proof()
 
 
 def threshold_loss(weights: tuple[float, float] | None, loss: str | None) -> Loss | None:

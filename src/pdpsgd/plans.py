@@ -73,6 +73,9 @@ class Round:
         )
 
 
+_PROVEN: set[int] = set()
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole training run, as far as privacy is concerned.
@@ -159,11 +162,30 @@ class Plan:
 
         return replace(self, roster=Roster(budgets.ids, self.level_of_person(budgets), budgets.named))
 
+    @property
+    def is_proven_here(self) -> bool:
+        """Whether this process has made or verified just these levels and rounds: a changed copy is another plan."""
+        return self._content in _PROVEN
+
+    def remember_proof(self) -> Plan:
+        """The plan itself, which was just proven or verified."""
+        _PROVEN.add(self._content)
+        return self
+
+    @cached_property
+    def _content(self) -> int:
+        """A fingerprint of all that a proof depends on."""
+        levels = tuple((x.epsilon, x.delta, x.proven_epsilon, x.history) for x in self.levels)
+        exposures = tuple(tuple(r.exposure(index) for index in range(len(levels))) for r in self.rounds)
+        return hash((levels, exposures, self.bookkeeping, self.neighbours))
+
     def verify(self) -> Verification:
         """Re-derive every level's epsilon with an independent accountant; raises if any promise is broken."""
         from pdpsgd.verification import verify
 
-        return verify(self)
+        found = verify(self)
+        self.remember_proof()
+        return found
 
     def to_json(self, *, indent: int | None = 1) -> str:
         """The plan as JSON, in the published format."""

@@ -32,7 +32,7 @@ def check_examples_do_not_mix(
 
     Two things are compared: without dropout, an example's gradient alone (plain autograd) with its gradient in the
     batch (as it will be clipped); and in training mode with the same random numbers, the gradients of the other
-    examples before and after one example is exchanged. What is found has to be found again with slightly other weights:
+    examples before and after one example is exchanged. What is found has to be found also with slightly other weights:
     where two numbers of a maximum are equal but for rounding, batches of two sizes may pick different ones (on images
     once in some thousand probes). Nothing is left behind: parameters, buffers, modes and the random state stay as they
     were.
@@ -72,12 +72,29 @@ class _Probe:
         self.tolerance = max((TOLERANCES[parameter.dtype] for parameter in self.parameters), default=0.0)
 
     def confirm(self, compare: Callable[[Any], None], batch: Any) -> None:
-        """Compare, and where that refuses, once more with the weights moved a little."""
-        try:
-            compare(batch)
-        except PdpsgdError:
-            with _moved_a_little(self.parameters):
-                compare(batch)
+        """Compare, and refuse what is found but by an accident of rounding.
+
+        Such an accident is there again with the same weights, and gone where they are moved a little. All comparisons
+        see the same random numbers. What is not found again with the same weights is no accident: the model keeps
+        something from call to call.
+        """
+        devices = _devices(self.gradients.module)
+
+        def is_refused() -> PdpsgdError | None:
+            with torch.random.fork_rng(devices):
+                try:
+                    compare(batch)
+                except PdpsgdError as error:
+                    return error
+            return None
+
+        refused = is_refused()
+        if refused is None:
+            return
+        with _moved_a_little(self.parameters, devices):
+            refused_elsewhere = is_refused()
+        if refused_elsewhere is not None or is_refused() is None:
+            raise refused
 
     def compare_alone_with_batch(self, batch: Any) -> None:
         self.gradients.module.eval()
@@ -159,13 +176,13 @@ class _Probe:
 
 
 @contextmanager
-def _moved_a_little(parameters: list[nn.Parameter]) -> Iterator[None]:
+def _moved_a_little(parameters: list[nn.Parameter], devices: list[int]) -> Iterator[None]:
     held = [parameter.detach().clone() for parameter in parameters]
     with ExitStack() as stack:
         for parameter in parameters:
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(parameter))
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices):
                 for parameter in parameters:
                     parameter.mul_(1 + MOVED_BY * torch.randn_like(parameter))
             yield
@@ -180,13 +197,12 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     modes = [(child, child.training) for child in module.modules()]
     held = [(child, dict(child._buffers)) for child in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    devices = {parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"}
     with ExitStack() as stack:
         # That the probe wrote to a buffer must not be taken for a write of the training's.
         for buffer, _ in buffers:
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer))
         try:
-            with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
+            with torch.random.fork_rng(_devices(module)), torch.enable_grad():
                 yield
         finally:
             for child, mode in modes:
@@ -197,6 +213,13 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.resize_(value.shape).copy_(value)
+
+
+def _devices(module: nn.Module) -> list[int]:
+    """The graphics cards whose random numbers the module uses."""
+    return sorted(
+        {parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"}
+    )
 
 
 def _batch_size(inputs: Any) -> int:

@@ -43,7 +43,7 @@ def plan_of(
     levels = tuple(Level(1.0 + i, 1e-5, count, proven_epsilon=1.0 + i) for i, count in enumerate(people))
     drawn = sum(n * p * q for n, p, q in zip(people, participation, rates, strict=True))
     one = Round(steps, noise, drawn, participation, rates, clip_scales)
-    return Plan("by-hand", levels, (one,) * rounds)
+    return Plan("by-hand", levels, (one,) * rounds).remember_proof()
 
 
 def conformance(

@@ -42,7 +42,9 @@ def plan_of(
     levels = tuple(Level(float("inf"), DELTA, people) for _ in rates)
     plan = Plan("by-hand", levels, (one,))
     spent = [accountant("pld").epsilon(plan.history_of(index), DELTA) for index in range(len(rates))]
-    return replace(plan, levels=tuple(Level(e, DELTA, people, proven_epsilon=e) for e in spent))
+    return replace(
+        plan, levels=tuple(Level(e, DELTA, people, proven_epsilon=e) for e in spent)
+    ).remember_proof()
 
 
 def one_run(plan: Plan, per_tier: int, seed: int, *, source=RandomSource, **options):

@@ -28,7 +28,7 @@ def make_plan(*, people=(20, 11), rates=(0.3, 0.6), steps=8, noise=1.0, clip_sca
     ones = (1.0,) * len(people)
     return Plan(
         mechanism="dp-sgd", levels=levels, rounds=(Round(steps, noise, expected, ones, rates, clip_scales),)
-    )
+    ).remember_proof()
 
 
 PLANS = {

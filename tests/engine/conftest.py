@@ -74,7 +74,7 @@ def make_plan(
             for index, length in enumerate(lengths)
         ),
         max_grad_norm=max_grad_norm,
-    )
+    ).remember_proof()
 
 
 def budgets_of(plan: Plan) -> Budgets:

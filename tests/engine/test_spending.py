@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+import pdpsgd
 from pdpsgd.accounting import accountant
+from pdpsgd.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.verification import PromiseBroken
 
@@ -66,6 +68,25 @@ def test_a_plan_without_proof_is_verified_and_refused_if_it_breaks_its_promise(p
     with pytest.raises(PromiseBroken, match="Do not train with this plan"):
         private(plan=unproven(helpers.plan(), epsilon=1.0))
     assert private(plan=unproven(helpers.plan(), epsilon=100.0), seed=None).engine.release_note is None
+
+
+def test_a_plan_changed_after_its_proof_is_verified_and_refused(private):
+    made = pdpsgd.plan(Budgets([1.0] * 40), steps=5, batch_size=10)
+    assert made.is_proven_here
+    private(plan=replace(made, max_grad_norm=0.5))  # nothing that the proof depends on
+    quieter = replace(
+        made, rounds=tuple(replace(r, noise_multiplier=r.noise_multiplier / 2) for r in made.rounds)
+    )
+    longer = replace(made, rounds=made.rounds * 2)
+    bolder = replace(made, levels=tuple(replace(x, proven_epsilon=0.1) for x in made.levels))
+    for changed in (quieter, longer, bolder, replace(bolder, accountant="gdp")):
+        assert not changed.is_proven_here
+        with pytest.raises(PromiseBroken):
+            private(plan=changed)
+    louder = replace(
+        made, rounds=tuple(replace(r, noise_multiplier=2 * r.noise_multiplier) for r in made.rounds)
+    )
+    private(plan=louder)
 
 
 def test_a_plan_whose_accountant_only_approximates_is_marked_and_its_spending_proven(private, helpers):

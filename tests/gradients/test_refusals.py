@@ -184,6 +184,52 @@ def test_a_model_in_which_examples_mix_is_refused(only_while_training: bool) -> 
         check_examples_do_not_mix(Mixes(), F.cross_entropy, *BATCH)
 
 
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_model_that_mixes_in_its_first_calls_is_refused(calls: int) -> None:
+    class Warm(nn.Module):
+        """Centres by the batch at first, as an initialisation from data does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.seen = nn.Linear(36, 4), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            self.seen += 1
+            result: Tensor = self.linear(x - x.mean(0) if self.seen <= calls else x)
+            return result
+
+    with pytest.raises(PdpsgdError, match="Examples mix"):
+        check_examples_do_not_mix(Warm(), F.cross_entropy, *BATCH)
+
+
+def test_mixing_by_chance_is_found_as_often_as_it_is_met() -> None:
+    class Sometimes(nn.Module):
+        met = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(36, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            if self.training and torch.rand(()) < 0.5:
+                self.met, x = True, 0.7 * x + 0.3 * x.roll(1, 0)
+            result: Tensor = self.linear(x)
+            return result
+
+    for seed in range(20):
+        torch.manual_seed(seed)
+        module, refused = Sometimes(), False
+        before = module.linear.weight.detach().clone()
+        try:
+            check_examples_do_not_mix(module, F.cross_entropy, *BATCH)
+        except PdpsgdError:
+            refused = True
+        assert refused == module.met
+        assert torch.equal(module.linear.weight, before)
+
+
 def test_a_tie_that_rounding_decides_is_no_mixing() -> None:
     class Tie(nn.Module):
         """At its first weight two numbers of a maximum are equal, and the size of the batch decides between them."""

@@ -47,7 +47,7 @@ class Problem:
             )
             for i, length in enumerate(steps)
         )
-        return Plan(mechanism="dp-sgd", levels=levels, rounds=rounds)
+        return Plan(mechanism="dp-sgd", levels=levels, rounds=rounds).remember_proof()
 
     def model(self) -> nn.Module:
         torch.manual_seed(3)

@@ -106,7 +106,7 @@ def test_the_run_folder_holds_what_may_be_published_and_nothing_else(problem, tm
 def test_everybody_can_be_told_what_they_got(problem, tmp_path):
     plan = problem.plan()
     levels = tuple(dataclasses.replace(level, proven_epsilon=level.epsilon * 0.99) for level in plan.levels)
-    problem.fit(plan=dataclasses.replace(plan, levels=levels), run_folder=tmp_path)
+    problem.fit(plan=dataclasses.replace(plan, levels=levels).remember_proof(), run_folder=tmp_path)
     with (tmp_path / "promises.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 100
