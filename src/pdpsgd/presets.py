@@ -93,6 +93,7 @@ class Preset:
 
     def features_of(self, images: Tensor) -> Tensor:
         """What the preset's network is given of these images, each image's by itself."""
+        check_one_of(("pixels", "standardised-pixels", "scattering"), features=self.features)
         if self.features == "scattering":
             from pdpsgd.scattering import scattering_features
 

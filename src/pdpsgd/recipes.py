@@ -64,7 +64,9 @@ def schedule_of(schedule: str | Schedule) -> Schedule:
 
 
 def augment_of(augment: str | Augment | None) -> Augment | None:
-    """An augmentation by name, or the user's own: from a batch of inputs to as many changed ones."""
+    """An augmentation by name, or the user's own: from a batch of inputs to as many changed ones. "none" is none."""
+    if augment == "none":
+        return None
     return _by_name(AUGMENTATIONS, augment=augment) if isinstance(augment, str) else augment
 
 

@@ -68,6 +68,7 @@ class Trainer:
         self.loss = loss
         self.schedule = schedule
         self.augment = augment
+        self._augment_is_checked = False
         self.views = views
         self.settings = settings
         self.test = test
@@ -190,6 +191,9 @@ class Trainer:
         if len(targets) == 0:
             return  # nobody was drawn: the step is noise alone
         if self.augment is not None:
+            if not self._augment_is_checked and len(targets) > 1:
+                check_augment(self.augment, inputs[:4])
+                self._augment_is_checked = True
             if self.views > 1:
                 inputs, targets = (repeated(part, self.views) for part in (inputs, targets))
             inputs = self.augment(inputs)

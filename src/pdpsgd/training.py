@@ -144,10 +144,10 @@ def fit(
     `loss` (mean over examples), `optimizer`, `schedule` and `augment` are names or functions of your own;
     everything else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
     model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model;
-    "shifts" moves each image by up to two pixels. With `views` each record goes through in so many of them, whose
-    gradients are averaged before clipping.
-    `max_physical_batch_size` is how many records go through the model together; it changes memory and speed, not
-    results. By default that is 512 on processors, and everybody who was drawn on other devices.
+    "shifts" moves each image by up to two pixels, "none" is for a preset that has some. With `views` each record
+    goes through in so many of them, whose gradients are averaged before clipping. `max_physical_batch_size` is how
+    many examples go through the model together (a record with `views` counts as so many); it changes memory and
+    speed, not results. By default that is 512 on processors, and everybody who was drawn on other devices.
     `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each
     belongs to.
 
@@ -186,6 +186,9 @@ def fit(
         accountant=accountant,
         **(plan_options or {}),
     )
+    changes = augment_of(how["augment"])
+    if changes is None and views is None:
+        how["views"] = 1  # a preset's augmentation was switched off, and its views with it
     folder = None if run_folder is None else RunFolder(run_folder)
     if max_physical_batch_size is None and resume and folder is not None and folder.begun:
         max_physical_batch_size = folder.read_settings().get("max_physical_batch_size")
@@ -200,15 +203,16 @@ def fit(
         "schedule": name_of(how["schedule"]),
         "weight_average": how["weight_average"],
         "loss": name_of(loss),
-        "augment": None if how["augment"] is None else name_of(how["augment"]),
+        "augment": None if changes is None else name_of(how["augment"]),
         "views": how["views"],
         "max_physical_batch_size": max_physical_batch_size,
         "seed": seed,
         "secure": secure,
     }
     records = as_tensors(data)
-    changes = augment_of(how["augment"])
-    if how["views"] != 1 and changes is None:
+    if isinstance(how["views"], bool) or not isinstance(how["views"], int) or how["views"] < 1:
+        fail(f"Expected views to be a whole number >= 1. Got {how['views']!r}.")
+    if how["views"] > 1 and changes is None:
         fail(f"Expected augment, to make several views of a record. Got views={how['views']!r} without it.")
     if changes is not None and isinstance(records, tuple):
         check_augment(changes, records[0][:4])

@@ -57,11 +57,24 @@ def test_a_preset_s_learning_rate_is_not_used_at_another_clipping_norm() -> None
 def test_several_views_are_taken_from_a_preset() -> None:
     digits = load("digits")
     data = (digits.train_inputs[:200], digits.train_targets[:200])
-    given = {"steps": 3, "batch_size": 32, "seed": 0, "progress": False}
-    result = fit(digits_network(), data, [1.0] * 200, preset="mnist", **given)
-    assert (result.settings["augment"], result.settings["views"]) == ("shifts", 4)
-    one = fit(digits_network(), data, [1.0] * 200, preset="mnist", views=1, **given)
-    assert one.settings["views"] == 1
+    given = {"steps": 3, "batch_size": 32, "seed": 0, "progress": False, "preset": "mnist"}
+
+    def rows_seen(**options: object) -> tuple[int, dict[str, object]]:
+        seen: list[int] = []
+        model = digits_network()
+        model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+        result = fit(model, data, [1.0] * 200, **{**given, **options})
+        return max(seen), dict(result.settings)
+
+    four, settings = rows_seen()
+    one, _ = rows_seen(views=1)
+    off, switched_off = rows_seen(augment="none")
+    assert four > 2 * one
+    assert off == one
+    assert (settings["augment"], settings["views"]) == ("shifts", 4)
+    assert (switched_off["augment"], switched_off["views"]) == (None, 1)
+    with pytest.raises(PdpsgdError, match=r"views to be a whole number >= 1. Got 0"):
+        rows_seen(views=0)
 
 
 def test_a_preset_that_standardises_images_does_so() -> None:

@@ -278,6 +278,12 @@ def test_an_augmentation_is_applied_example_by_example(problem, flat):
     assert not torch.equal(flat(problem.fit(augment=jitter)), flat(problem.fit()))
 
 
+def test_an_augmentation_that_mixes_the_examples_of_a_dataset_is_refused(problem):
+    data = torch.utils.data.TensorDataset(*problem.data)
+    with pytest.raises(PdpsgdError, match="one by one"):
+        problem.fit(data=data, augment=lambda inputs: 0.5 * (inputs + inputs.flip(0)))
+
+
 def test_an_augmentation_that_mixes_examples_is_refused(problem):
     with pytest.raises(PdpsgdError, match="one by one"):
         problem.fit(augment=lambda inputs: 0.5 * (inputs + inputs.flip(0)))

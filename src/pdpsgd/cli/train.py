@@ -79,8 +79,8 @@ def train(
         str | None,
         option(
             "--augment",
-            help="shifts (of images, by up to two pixels), or your own module:function that changes a batch of "
-            "inputs, example by example.",
+            help="shifts (of images, by up to two pixels), none, or your own module:function that changes a batch "
+            "of inputs, example by example.",
             panel=TRAINING,
             show_default=False,
         ),
@@ -249,7 +249,7 @@ def train(
             weight_average=weight_average,
             loss=loss,
             augment=shared.find_function(augment) if augment and ":" in augment else augment,
-            views=views,
+            views=1 if augment == "none" else views,
             test_data=people.test_data,
             test_tiers=material.test_tiers,
             evaluate_every=evaluate_every or max(1, made.steps // 20),

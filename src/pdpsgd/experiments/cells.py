@@ -72,6 +72,7 @@ class Cell:
             "momentum": recipe.momentum,
             "weight_average": recipe.weight_average,
             "views": recipe.views,
+            "rounds": recipe.rounds,
             "recipe_searched": self.searched,
             "seeds": self.seeds,
             "accuracy": _rounded(self.mean),
@@ -102,6 +103,11 @@ def cell(setting: Setting, record: Record, printed: Printed | None = None, *, se
     )
 
 
+def differences(one: Cell, other: Cell) -> list[float]:
+    """How many points one is above the other, for each seed that both have."""
+    return [one.by_seed[seed] - other.by_seed[seed] for seed in one.by_seed if seed in other.by_seed]
+
+
 def gain(found: Cell | None, uniform: Cell | None) -> str:
     """Points more than uniform DP-SGD, seed by seed: their mean ± its standard error; empty without seeds in common.
 
@@ -111,9 +117,7 @@ def gain(found: Cell | None, uniform: Cell | None) -> str:
     >>> gain(replace(uniform, by_seed={0: 96.0, 1: 99.0}), uniform)
     '+2.00 ± 1.00'
     """
-    if found is None or uniform is None:
-        return ""
-    pairs = [found.by_seed[seed] - uniform.by_seed[seed] for seed in found.by_seed if seed in uniform.by_seed]
+    pairs = [] if found is None or uniform is None else differences(found, uniform)
     if not pairs:
         return ""
     error = f" ± {statistics.stdev(pairs) / math.sqrt(len(pairs)):.2f}" if len(pairs) > 1 else ""

@@ -35,7 +35,7 @@ SECTIONS: tuple[tuple[str, str, dict[str, str]], ...] = (
         "How many people have how much epsilon left before a round (left), and with which chance they are drawn into "
         "it (right), a bar a value, with the paper's bookkeeping: only those who are drawn pay. It is not sound. "
         "Noise is searched for each round, so that there are many; the runs on "
-        "[table-1-as-published](table-1-as-published.md) have noise 1.3 throughout and end after one or two rounds, "
+        "[table-1-as-published](table-1-as-published.md) have noise 1.3 throughout and end after one to three rounds, "
         "with the thresholds of the first rounds here. The paper has such a figure of AdaPDP alone, with counts of "
         "users by epsilon on the left and by their chance on the right. Its text says neither the skew nor the "
         "number of rounds nor any of the counts (by its number of parameters in table 2, its AdaPDP had two rounds), "

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pdpsgd.experiments.cells import Cell, cell, printed_text
 from pdpsgd.experiments.published import DATASETS, TABLE_1, TITLES, Printed, best_of_paper
 from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.settings import Setting
 from pdpsgd.experiments.studies import (
     INPUTS_AS_PUBLISHED,
     input_settings,
@@ -66,10 +67,15 @@ def _deviation(entry: Cell, printed: Printed) -> float:
 def _reason(entry: Cell, record: Record) -> str:
     """Which of the experiments speaks to the cell, and what it gives instead."""
     setting = entry.setting
-    if setting.system.startswith("pdp-sgd"):
-        return "the noise search"
+    readings = [cell(s, record) for s in round_settings(setting.dataset, record) if _same_system(s, setting)]
+    if any(found.seeds for found in readings):
+        return "see the readings below"
     elsewhere = cell(replace(setting, recipe=replace(setting.recipe, features="unit-pixels")), record)
-    return "inputs" + (f": {elsewhere.text()} from 0 to 1" if elsewhere.seeds else "")
+    return f"inputs: {elsewhere.text()} from 0 to 1" if elsewhere.seeds else "not tried for this cell"
+
+
+def _same_system(one: Setting, other: Setting) -> bool:
+    return (one.system, one.population) == (other.system, other.population)
 
 
 def _by_inputs(search: Record, record: Record) -> list[str]:
@@ -98,9 +104,6 @@ def _by_inputs(search: Record, record: Record) -> list[str]:
         "| data set | k | system | normalised | from 0 to 1 | from -1 to 1 | paper |",
         "|---|---|---|---|---|---|---|",
         *rows,
-        "",
-        "Where the baselines are not as printed, the print lies near or between what these scales give; PDP-SGD's does "
-        "not.",
     ]
 
 
@@ -139,23 +142,20 @@ def _by_rounds(search: Record, record: Record) -> list[str]:
             entry = cell(setting, record)
             if not entry.seeds:
                 continue
-            run = record.of(setting)[0]
+            run = min(record.of(setting), key=lambda run: int(run["seed"]))
             noises = [f"{r['noise_multiplier']:.3g}" for r in run["rounds"]]
-            provable = max(level["provable_epsilon"] for level in run["levels"])
+            worst = max(run["levels"], key=lambda level: float(level["provable_epsilon"]))
+            provable = f"{worst['provable_epsilon']:.3g} at {worst['provable_delta']:.0e}"
             reading = setting.reading or "steps"
             if setting.recipe.features == "unit-pixels":
                 reading += ", pixels from 0 to 1"
             loss = ", loss as printed" if setting.loss else ""
             printed = TABLE_1[dataset, 0.0, setting.system]
             apart, deviation = (entry.mean or 0.0) - printed.mean, _deviation(entry, printed)
-            found.append(
-                (
-                    abs(apart),
-                    f"{TITLES[dataset]} {reading} ({apart:+.2f}, {abs(apart) / deviation:.1f} deviations)",
-                )
-            )
+            far = abs(apart) / (deviation or math.inf)
+            found.append((far, f"{TITLES[dataset]} {reading} ({apart:+.2f}, {far:.1f} deviations)"))
             rows.append(
-                f"| {TITLES[dataset]} | {setting.system}{loss} | {reading} | {', '.join(noises)} | {provable:.3g} | "
+                f"| {TITLES[dataset]} | {setting.system}{loss} | {reading} | {', '.join(noises)} | {provable} | "
                 f"{entry.text()} | {printed_text(printed)} |"
             )
         nearest += [text for _, text in sorted(found)[:1]]
@@ -173,9 +173,9 @@ def _by_rounds(search: Record, record: Record) -> list[str]:
         "not say for which total; here for the sum of the thresholds so far, as if everybody were drawn at 64 / "
         "people. That is not what the drawn spend: a round of few people draws each of them often, and somebody who "
         "is in one round only pays for more than its threshold. What is provable for somebody, whatever they asked "
-        "for, is in the table (seed 0).",
+        "for, is in the table (of the first seed).",
         "",
-        "| data set | system | reading | noise, round by round | provable epsilon | accuracy | paper |",
+        "| data set | system | reading | noise, round by round | provable epsilon, delta | accuracy | paper |",
         "|---|---|---|---|---|---|---|",
         *rows,
         "",
@@ -226,9 +226,7 @@ def _where_reached(dataset: str, entries: Sequence[Cell]) -> list[str]:
     name = f"{TITLES[dataset]}: the paper's best cell less its deviation, {least:.2f},"
     if not enough:
         return [f"{name} is reached at none of these."]
-    return [
-        f"{name} is reached where everybody allows {min(map(_allowed, enough)):.2f}, not at the next less."
-    ]
+    return [f"{name} is reached where everybody allows {min(map(_allowed, enough)):.2f}."]
 
 
 def _noise(entry: Cell, record: Record) -> float:

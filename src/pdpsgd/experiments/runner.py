@@ -46,6 +46,7 @@ def run_all(
 
 def run(setting: Setting, seed: int) -> dict[str, Any]:
     """Train and evaluate once. The seed decides who has which budget, the first weights, draws and noise."""
+    commit = commit_of_this_code()  # asked before training: the clone may move on meanwhile
     train, test = data_of(setting)
     budgets = setting.population.budgets(len(train[1]), shuffle=seed)
     planned = _plan(setting, len(train[1]), seed)
@@ -79,7 +80,7 @@ def run(setting: Setting, seed: int) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": dict(result.versions),
-        "commit": commit_of_this_code(),
+        "commit": commit,
         "levels": summary_of_levels(planned),
         "rounds": [
             {
@@ -106,13 +107,15 @@ def describe(run: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def commit_of_this_code() -> str | None:
-    """The commit that the running code is from, "+" if it was changed since; None outside a Git repository."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
+    """The commit that the running code is from, "+" if it was changed since; None if it is not from a clone."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        described = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    except OSError:  # no Git here
+        return None
     return described.stdout.strip() or None
 
 

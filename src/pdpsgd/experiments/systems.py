@@ -60,6 +60,10 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
     if setting.reading is None:
         return made
     check_one_of(tuple(READINGS), reading=setting.reading)
+    if not published:
+        fail(
+            f"Expected as-published bookkeeping with another reading of the paper. Got {setting.bookkeeping!r}."
+        )
     return READINGS[setting.reading](made, recipe.batch_size)
 
 
