@@ -71,7 +71,11 @@ def _reason(entry: Cell, record: Record) -> str:
     if any(found.seeds for found in readings):
         return "see the readings below"
     elsewhere = cell(replace(setting, recipe=replace(setting.recipe, features="unit-pixels")), record)
-    return f"inputs: {elsewhere.text()} from 0 to 1" if elsewhere.seeds else "not tried for this cell"
+    if elsewhere.seeds:
+        return f"inputs: {elsewhere.text()} from 0 to 1"
+    return (
+        "readings" if setting.system.startswith("pdp-sgd") else "inputs"
+    ) + ", not tried for this very cell"
 
 
 def _same_system(one: Setting, other: Setting) -> bool:
