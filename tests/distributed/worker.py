@@ -171,8 +171,9 @@ def main() -> None:
     for what in tasks:
         found = globals()[what](Path(folder))
         (Path(folder) / f"{what}.{os.environ['RANK']}.json").write_text(json.dumps(found))
-    if "die" not in tasks:
-        Ranks.join().leave()
+    if "die" in tasks:
+        os._exit(0)  # a group that has lost a rank cannot be left: at exit, gloo's threads may abort the process
+    Ranks.join().leave()
 
 
 if __name__ == "__main__":

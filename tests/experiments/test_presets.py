@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from pdpsgd.datasets import load
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.experiments.search import GRIDS
+from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.search import GRIDS, chosen_recipe, trials
 from pdpsgd.models import digits_network
 from pdpsgd.presets import PRESETS, Preset, preset
 from pdpsgd.training import fit
+
+SEARCH = Record(Path(__file__).parents[2] / "docs" / "results" / "search.jsonl")
 
 
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
@@ -29,6 +33,14 @@ def test_a_preset_is_one_of_the_recipes_that_the_search_tried(made: Preset) -> N
     assert made.activation in (None, recipe.activation)
     assert made.augment == ("shifts" if recipe.views > 1 else None)
     assert made.learning_rate in [pytest.approx(rate / recipe.max_grad_norm) for rate in rates]
+
+
+@pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
+def test_a_preset_has_the_learning_rate_that_the_search_chose(made: Preset) -> None:
+    kind = "scattering" if made.features == "scattering" else "best"
+    chosen = chosen_recipe(SEARCH, trials(made.dataset, "pdp-sgd-exact", kind))
+    assert chosen is not None
+    assert made.learning_rate == pytest.approx(chosen.learning_rate / chosen.max_grad_norm)
 
 
 def test_fit_takes_from_a_preset_what_it_is_not_told() -> None:
