@@ -172,7 +172,8 @@ def main() -> None:
         found = globals()[what](Path(folder))
         (Path(folder) / f"{what}.{os.environ['RANK']}.json").write_text(json.dumps(found))
     if "die" in tasks:
-        os._exit(0)  # a group that has lost a rank cannot be left: at exit, gloo's threads may abort the process
+        # A group that has lost a rank cannot be left: at exit, gloo's threads may abort the process.
+        os._exit(0)
     Ranks.join().leave()
 
 
