@@ -27,6 +27,16 @@ def reproduce(
             help="mnist, fashion-mnist or svhn; may be repeated. All by default.", show_default=False
         ),
     ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs of this system; may be repeated. All by default.", show_default=False),
+    ] = None,
+    k: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Only runs at this skew of the budgets; may be repeated. All by default.", show_default=False
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
     quick: Annotated[
         bool, typer.Option("--quick", help="Few steps: shows that it runs. Records are kept apart.")
@@ -50,6 +60,7 @@ def reproduce(
     Examples:
       pdpsgd reproduce distributions
       pdpsgd reproduce table-1 --dataset mnist --seeds 3
+      pdpsgd reproduce table-1 --dataset mnist --system pdp-sgd-exact --k 0
       pdpsgd reproduce table-1 --dataset mnist --part 1/2     (and 2/2 in another window)
       pdpsgd reproduce all --quick --output /tmp/results
     """
@@ -64,6 +75,8 @@ def reproduce(
         what,
         output=output,
         datasets=dataset or (),
+        systems=system or (),
+        skews=k or (),
         seeds=seeds,
         quick=quick,
         part=_part(part),

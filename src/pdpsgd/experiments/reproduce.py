@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdpsgd.errors import check_one_of, fail
@@ -20,7 +21,14 @@ WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""
 
 SHOWN_ON = dict.fromkeys(
-    ("steps-as-published", "noise-as-published", "inputs-as-published"), "table-1-as-published"
+    (
+        "steps-as-published",
+        "rounds-as-published",
+        "noise-as-published",
+        "inputs-as-published",
+        "rates-as-published",
+    ),
+    "table-1-as-published",
 )
 """Studies that have no page of their own."""
 
@@ -34,6 +42,8 @@ def reproduce(
     *,
     output: Path,
     datasets: Sequence[str] = (),
+    systems: Sequence[str] = (),
+    skews: Sequence[float] = (),
     seeds: int = 3,
     quick: bool = False,
     part: tuple[int, int] = (1, 1),
@@ -41,6 +51,7 @@ def reproduce(
 ) -> list[Path]:
     """Run what is missing of a table or figure, then write its pages; the files that were written.
 
+    `systems` and `skews` (the paper's k) leave out other runs; the searches that a study needs are done whole.
     `quick` takes few steps, to show that everything runs, and keeps its records apart. `part` (i, n) takes
     every n-th run beginning with the i-th, so that n processes share the work.
     """
@@ -51,10 +62,12 @@ def reproduce(
     names = [*STUDIES] if what == "all" else [what] if what in STUDIES else []
     if what in ("table-2", "all"):
         _measure_effort(output, search, datasets)
+    wanted = _Wanted(tuple(systems), tuple(skews))
     for name in names:
-        _run_study(
-            STUDIES[name], search, record, datasets=datasets, seeds=seeds, quick=quick, part=part, say=say
-        )
+        for dataset in _datasets_of(STUDIES[name], datasets):
+            _run_study(
+                STUDIES[name], dataset, search, record, wanted, seeds=seeds, quick=quick, part=part, say=say
+            )
     return write_pages(what, search, record, output)
 
 
@@ -74,12 +87,36 @@ def write_pages(what: str, search: Record, record: Record, output: Path) -> list
     return written + write_figures(what, search, record, output)
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """Which runs of a study are wanted; all, where nothing is named."""
+
+    systems: tuple[str, ...]
+    skews: tuple[float, ...]
+
+    def __call__(self, setting: Setting) -> bool:
+        return (not self.systems or setting.system in self.systems) and (
+            not self.skews or setting.population.k in self.skews
+        )
+
+
+def _datasets_of(study: Study, asked: Sequence[str]) -> Sequence[str]:
+    for dataset in asked:
+        if dataset not in (*study.datasets, ALWAYS_THERE):
+            fail(
+                f"Expected a data set out of {', '.join(study.datasets)} for {study.title!r}. "
+                f"Got {dataset!r}."
+            )
+    return asked or study.datasets
+
+
 def _run_study(
     study: Study,
+    dataset: str,
     search: Record,
     record: Record,
+    wanted: _Wanted,
     *,
-    datasets: Sequence[str],
     seeds: int,
     quick: bool,
     part: tuple[int, int],
@@ -87,22 +124,17 @@ def _run_study(
 ) -> None:
     from pdpsgd.experiments.runner import run_all
 
-    for dataset in datasets or study.datasets:
-        if dataset not in (*study.datasets, ALWAYS_THERE):
-            fail(
-                f"Expected a data set out of {', '.join(study.datasets)} for {study.title!r}. "
-                f"Got {dataset!r}."
-            )
-        searched = [(s, SEARCH_SEED) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
-        run_all(_shared(searched, part), search, quick=quick, say=say)
-        settings = study.settings(dataset, search)
-        # All settings once, then again with the next seed: stopped early, there is something of everything.
-        run_all(
-            _shared([(s, seed) for seed in range(seeds) for s in settings], part),
-            record,
-            quick=quick,
-            say=say,
+    searched = [(s, SEARCH_SEED) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
+    run_all(_shared(searched, part), search, quick=quick, say=say)
+    settings = [setting for setting in study.settings(dataset, search) if wanted(setting)]
+    if not settings:
+        fail(
+            f"Expected systems and k of which {study.title!r} has runs for {dataset}. Got systems "
+            f"{', '.join(wanted.systems) or 'all'} and k {', '.join(f'{k:g}' for k in wanted.skews) or 'all'}."
         )
+    # All settings once, then again with the next seed: stopped early, there is something of everything.
+    runs = [(setting, seed) for seed in range(seeds) for setting in settings]
+    run_all(_shared(runs, part), record, quick=quick, say=say)
 
 
 def _measure_effort(output: Path, search: Record, datasets: Sequence[str]) -> None:

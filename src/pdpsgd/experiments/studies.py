@@ -120,6 +120,26 @@ def round_settings(dataset: str, search: Record) -> list[Setting]:
     ]
 
 
+def rate_settings(dataset: str, search: Record) -> list[Setting]:
+    """As published, with a learning rate that falls to nothing: Algorithm 1 has one for each round, the text one.
+
+    PDP-SGD at all skews, with the noise of table 1 and with the reading of the noise search that comes nearest; and
+    Sampling, for comparison.
+    """
+    table = [_falling(s) for s in as_published_settings(dataset, search)]
+    searched = replace(PAPERS_RECIPE, steps=TABLE_2["pdp-sgd"].iterations, noise_multiplier=None)
+    pdp_sgd = [s for s in table if s.system.startswith("pdp-sgd")]
+    return [
+        *pdp_sgd,
+        *(s for s in table if s.system == "sampling" and s.population.k == 0),
+        *(_falling(replace(s, recipe=searched, reading="epochs, sum")) for s in pdp_sgd),
+    ]
+
+
+def _falling(setting: Setting) -> Setting:
+    return replace(setting, recipe=replace(setting.recipe, schedule="cosine"))
+
+
 def weight_settings(dataset: str, search: Record) -> list[Setting]:
     """PDP-SGD with fixed weights, w1 from 0.3 to 0.9."""
     tuned = _tuned(dataset, "pdp-sgd-fixed", search)
@@ -167,7 +187,6 @@ def input_settings(
         replace(setting, recipe=replace(setting.recipe, features=inputs))
         for inputs in features
         for setting in as_published_settings(dataset, search)
-        if setting.population.k >= 0 and setting.system in ("dp-sgd", "sampling", "pdp-sgd-adaptive")
     ]
 
 
@@ -218,6 +237,9 @@ STUDIES: dict[str, Study] = {
     ),
     "inputs-as-published": Study(
         "Accuracy as published, with other inputs", DATASETS, search_for(), input_settings
+    ),
+    "rates-as-published": Study(
+        "Accuracy as published, with a learning rate that falls", DATASETS, search_for(), rate_settings
     ),
     "table-2": Study("Table 2: run time, iterations, parameters", DATASETS, search_for(), table_2_settings),
     "weights": Study("Accuracy against w1", ("mnist",), search_for("pdp-sgd-fixed"), weight_settings),
