@@ -217,8 +217,52 @@ def test_unknown_names_are_refused_with_what_would_be_accepted(tmp_path: Path) -
         reproduce("table-3", output=tmp_path)
     with pytest.raises(PdpsgdError, match="cifar"):
         reproduce("table-1", output=tmp_path, datasets=["cifar"], quick=True)
+    with pytest.raises(PdpsgdError, match="'pdp-sgd-exakt'"):
+        reproduce("table-1", output=tmp_path, datasets=["digits"], systems=["pdp-sgd-exakt"])
     with pytest.raises(PdpsgdError, match="Got 3/2"):
         reproduce("table-1", output=tmp_path, datasets=["digits"], quick=True, part=(3, 2))
+
+
+def test_systems_and_skews_leave_out_the_other_runs_and_searches(tmp_path: Path) -> None:
+    said: list[str] = []
+    reproduce(
+        "table-1",
+        output=tmp_path,
+        datasets=["digits"],
+        systems=["pdp-sgd-exact"],
+        skews=[0.2],
+        seeds=2,
+        quick=True,
+        say=said.append,
+    )
+    runs = list(Record(tmp_path / "quick" / "runs.jsonl"))
+    assert [run["seed"] for run in runs] == [0, 1]
+    searched = Record(tmp_path / "quick" / "search.jsonl")
+    assert {run["setting"]["system"] for run in [*runs, *searched]} == {"pdp-sgd-exact"}
+    assert {run["setting"]["population"]["k"] for run in runs} == {0.2}
+    begun = [line for line in said if line.startswith("run ") and "k=0.2" in line]
+    assert [line.split(":")[0] for line in begun] == ["run 1 of 2", "run 2 of 2"]
+
+
+def test_a_reproduction_that_was_stopped_says_what_is_kept_and_goes_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, said = Record(tmp_path / "runs.jsonl"), []
+    runs = [(small(), seed) for seed in range(3)]
+
+    def stopped(setting: Setting, seed: int, *, progress: bool) -> dict[str, object]:
+        if seed == 1:
+            raise KeyboardInterrupt
+        return {**made_up(setting, seed, 0.9), "seconds": 1.0}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "run", stopped)
+        with pytest.raises(KeyboardInterrupt, match=r"the 1 that were finished .*runs\.jsonl.*same command"):
+            runner.run_all(runs, record, say=said.append)
+    assert [run["seed"] for run in record] == [0]
+    assert runner.run_all(runs, record, say=said.append) == 2
+    assert f"1 of 3 runs are on record in {record.path}" in said
+    assert [run["seed"] for run in record] == [0, 1, 2]
 
 
 def test_every_study_names_its_searches_and_settings(tmp_path: Path) -> None:

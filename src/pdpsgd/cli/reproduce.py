@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -81,6 +82,7 @@ def reproduce(
         quick=quick,
         part=_part(part),
         say=lambda line: typer.echo(line, err=True),
+        progress=sys.stderr.isatty(),
     )
     if as_json:
         folder = output / "quick" if quick else output

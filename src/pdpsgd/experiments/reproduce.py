@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pdpsgd.errors import check_one_of, fail
@@ -48,26 +47,46 @@ def reproduce(
     quick: bool = False,
     part: tuple[int, int] = (1, 1),
     say: Say = print,
+    progress: bool = False,
 ) -> list[Path]:
     """Run what is missing of a table or figure, then write its pages; the files that were written.
 
-    `systems` and `skews` (the paper's k) leave out other runs; the searches that a study needs are done whole.
+    `systems` and `skews` (the paper's k) leave out other runs.
     `quick` takes few steps, to show that everything runs, and keeps its records apart. `part` (i, n) takes
-    every n-th run beginning with the i-th, so that n processes share the work.
+    every n-th run beginning with the i-th, so that n processes share the work. `progress` shows a bar.
     """
+    from pdpsgd.experiments.runner import run_all
+    from pdpsgd.experiments.systems import SYSTEMS
+
     check_one_of(WHAT, what=what)
+    for system in systems:
+        check_one_of(SYSTEMS, system=system)
     if quick:
         output = output / "quick"
     search, record = Record(output / "search.jsonl"), Record(output / "runs.jsonl")
     names = [*STUDIES] if what == "all" else [what] if what in STUDIES else []
     if what in ("table-2", "all"):
         _measure_effort(output, search, datasets)
-    wanted = _Wanted(tuple(systems), tuple(skews))
     for name in names:
-        for dataset in _datasets_of(STUDIES[name], datasets):
-            _run_study(
-                STUDIES[name], dataset, search, record, wanted, seeds=seeds, quick=quick, part=part, say=say
-            )
+        study = STUDIES[name]
+        for dataset in _datasets_of(study, datasets):
+            searches = [
+                (setting, SEARCH_SEED)
+                for trial in study.searches(dataset)
+                for setting in trial
+                if len(trial) > 1 and (not systems or setting.system in systems)
+            ]
+            run_all(_shared(searches, part), search, quick=quick, say=say, progress=progress)
+            settings = [
+                setting
+                for setting in study.settings(dataset, search)
+                if (not systems or setting.system in systems) and (not skews or setting.population.k in skews)
+            ]
+            if not settings:
+                say(f"nothing of {name} to run for {dataset}")
+            # All settings once, then again with the next seed: stopped early, there is something of everything.
+            runs = [(setting, seed) for seed in range(seeds) for setting in settings]
+            run_all(_shared(runs, part), record, quick=quick, say=say, progress=progress)
     return write_pages(what, search, record, output)
 
 
@@ -87,19 +106,6 @@ def write_pages(what: str, search: Record, record: Record, output: Path) -> list
     return written + write_figures(what, search, record, output)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Which runs of a study are wanted; all, where nothing is named."""
-
-    systems: tuple[str, ...]
-    skews: tuple[float, ...]
-
-    def __call__(self, setting: Setting) -> bool:
-        return (not self.systems or setting.system in self.systems) and (
-            not self.skews or setting.population.k in self.skews
-        )
-
-
 def _datasets_of(study: Study, asked: Sequence[str]) -> Sequence[str]:
     for dataset in asked:
         if dataset not in (*study.datasets, ALWAYS_THERE):
@@ -108,33 +114,6 @@ def _datasets_of(study: Study, asked: Sequence[str]) -> Sequence[str]:
                 f"Got {dataset!r}."
             )
     return asked or study.datasets
-
-
-def _run_study(
-    study: Study,
-    dataset: str,
-    search: Record,
-    record: Record,
-    wanted: _Wanted,
-    *,
-    seeds: int,
-    quick: bool,
-    part: tuple[int, int],
-    say: Say,
-) -> None:
-    from pdpsgd.experiments.runner import run_all
-
-    searched = [(s, SEARCH_SEED) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
-    run_all(_shared(searched, part), search, quick=quick, say=say)
-    settings = [setting for setting in study.settings(dataset, search) if wanted(setting)]
-    if not settings:
-        fail(
-            f"Expected systems and k of which {study.title!r} has runs for {dataset}. Got systems "
-            f"{', '.join(wanted.systems) or 'all'} and k {', '.join(f'{k:g}' for k in wanted.skews) or 'all'}."
-        )
-    # All settings once, then again with the next seed: stopped early, there is something of everything.
-    runs = [(setting, seed) for seed in range(seeds) for setting in settings]
-    run_all(_shared(runs, part), record, quick=quick, say=say)
 
 
 def _measure_effort(output: Path, search: Record, datasets: Sequence[str]) -> None:

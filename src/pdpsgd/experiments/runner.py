@@ -27,16 +27,29 @@ def run_all(
     *,
     quick: bool = False,
     say: Callable[[str], None] = print,
+    progress: bool = False,
 ) -> int:
     """Carry out the runs (settings with seeds) that the record does not have yet; how many there were.
 
-    `quick` runs are short, and recorded as if they were the real ones: give them a record of their own.
+    `quick` runs are short, and recorded as if they were the real ones: give them a record of their own. `progress`
+    shows a bar for the run in hand. Interrupted, it says where the finished runs are.
     """
+    asked = list(runs)
+    missing = [(setting, seed) for setting, seed in asked if not record.has(setting, seed)]
+    if len(missing) < len(asked):
+        say(f"{len(asked) - len(missing)} of {len(asked)} runs are on record in {record.path}")
     done = 0
-    for setting, seed in runs:
+    for number, (setting, seed) in enumerate(missing, start=1):
         if record.has(setting, seed):  # read anew each time: other processes may write too
             continue
-        finished = run(setting.quick() if quick else setting, seed)
+        say(f"run {number} of {len(missing)}: {title(setting.to_dict(), seed)}")
+        try:
+            finished = run(setting.quick() if quick else setting, seed, progress=progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"This run is lost; the {done} that were finished before it are kept in {record.path}, and the same "
+                "command goes on after them."
+            ) from None
         finished |= {"key": setting.key(seed), "setting": setting.to_dict(), "quick": quick}
         record.add(finished)
         done += 1
@@ -44,7 +57,7 @@ def run_all(
     return done
 
 
-def run(setting: Setting, seed: int) -> dict[str, Any]:
+def run(setting: Setting, seed: int, *, progress: bool = False) -> dict[str, Any]:
     """Train and evaluate once. The seed decides who has which budget, the first weights, draws and noise."""
     commit = commit_of_this_code()  # asked before training: the clone may move on meanwhile
     train, test = data_of(setting)
@@ -66,7 +79,7 @@ def run(setting: Setting, seed: int) -> dict[str, Any]:
         views=setting.recipe.views,
         test_data=test,
         seed=seed,
-        progress=False,
+        progress=progress,
     )
     return {
         "key": setting.key(seed),
@@ -94,14 +107,27 @@ def run(setting: Setting, seed: int) -> dict[str, Any]:
     }
 
 
+def title(setting: dict[str, Any], seed: int) -> str:
+    """Which run it is.
+
+    >>> from pdpsgd.experiments.settings import Recipe
+    >>> title(Setting("mnist", "dp-sgd", Recipe()).to_dict(), 0)
+    'mnist dp-sgd k=0 sound pixels, learning rate 2 cosine, batch 1024, seed 0'
+    """
+    recipe = setting["recipe"]
+    reading = "" if setting.get("reading") is None else f" ({setting['reading']})"
+    return (
+        f"{setting['dataset']} {setting['system']}{reading} k={setting['population']['k']:g} "
+        f"{setting['bookkeeping']} {recipe['features']}, learning rate {recipe['learning_rate']:g} "
+        f"{recipe['schedule']}, batch {recipe['batch_size']:g}, seed {seed}"
+    )
+
+
 def describe(run: dict[str, Any]) -> str:
     """A finished run in one line."""
-    setting, recipe = run["setting"], run["setting"]["recipe"]
     return (
-        f"{setting['dataset']} {setting['system']} k={setting['population']['k']:g} "
-        f"{setting['bookkeeping']} {recipe['features']} seed {run['seed']}: "
-        f"{setting['split']} accuracy {100 * run['accuracy']:.2f} % after {run['iterations']:,} steps, "
-        f"{run['seconds']:.0f} s (learning rate {recipe['learning_rate']:g}, batch {recipe['batch_size']:g})"
+        f"{title(run['setting'], run['seed'])}: {run['setting']['split']} accuracy {100 * run['accuracy']:.2f} % "
+        f"after {run['iterations']:,} steps, {run['seconds']:.0f} s"
     )
 
 
