@@ -18,6 +18,7 @@ from pdpsgd.experiments.settings import Recipe, Setting
 from pdpsgd.experiments.studies import (
     SOUND_SYSTEMS,
     as_published_settings,
+    experiments_on,
     input_settings,
     network_settings,
     table_1_settings,
@@ -68,6 +69,38 @@ def test_noise_for_the_sum_of_thresholds_spends_it_by_its_own_account_alone(read
         assert (level.provable_epsilon or 0.0) > level.epsilon
     with pytest.raises(PromiseBroken):
         made.verify()
+
+
+def test_weighted_batches_draw_from_everybody_with_something_left_by_what_is_left() -> None:
+    drawn, weighted = planned("epochs, sum"), planned("epochs, sum, weights")
+    assert [(r.steps, r.noise_multiplier) for r in drawn.rounds] == [
+        (r.steps, r.noise_multiplier) for r in weighted.rounds
+    ]
+    first = weighted.rounds[0]
+    by_budget = sorted(
+        {(level.epsilon, rate) for level, rate in zip(weighted.levels, first.sample_rates, strict=True)}
+    )
+    assert [rate for _, rate in by_budget] == sorted(rate for _, rate in by_budget)
+    assert all(rate > 0 for rate in first.sample_rates)
+    for r in weighted.rounds:
+        assert r.expected_batch_size == pytest.approx(64)
+        assert set(r.participation) == {1.0}
+
+
+def test_the_simplest_experiment_that_gives_the_print_is_named_else_the_nearest(tmp_path: Path) -> None:
+    search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
+    at_zero = {s.system: s for s in as_published_settings("mnist", search) if s.population.k == 0}
+    adaptive, sampling = at_zero["pdp-sgd-adaptive"], at_zero["sampling"]
+    tried = experiments_on(adaptive)
+    record.add(made_up(adaptive, 0, 0.91))  # printed: 95.05 ± 0.44
+    record.add(made_up(tried["pixels from 0 to 1"], 0, 0.92))
+    record.add(made_up(tried["a rate that falls"], 0, 0.945))
+    record.add(made_up(tried["noise for the sum"], 0, 0.9505))
+    record.add(made_up(sampling, 0, 0.90))  # printed: 92.50 ± 0.55
+    record.add(made_up(experiments_on(sampling)["pixels from -1 to 1"], 0, 0.91))
+    text = table_1_as_published(search, record).markdown
+    assert "| -4.05 | a rate that falls: 94.50 (1) |" in text
+    assert "| -2.50 | not explained; nearest is pixels from -1 to 1: 91.00 (1), -1.50 |" in text
 
 
 def test_a_reading_nobody_knows_is_refused() -> None:

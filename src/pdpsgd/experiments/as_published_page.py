@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pdpsgd.experiments.cells import Cell, cell
@@ -9,6 +10,7 @@ from pdpsgd.experiments.pages import HOW_TO_READ, Page, by_skew
 from pdpsgd.experiments.published import DATASETS, TABLE_1, TITLES
 from pdpsgd.experiments.reasons import reasons
 from pdpsgd.experiments.record import Record
+from pdpsgd.experiments.settings import PAPERS_RECIPE, Setting
 from pdpsgd.experiments.studies import as_published_settings
 
 
@@ -51,12 +53,10 @@ def _rounds_taken(dataset: str, record: Record) -> list[str]:
 
 
 def _is_as_printed(setting: dict[str, Any]) -> bool:
-    """Whether these are the paper's bookkeeping and noise."""
-    recipe = setting["recipe"]
-    return (
+    """Whether these are the paper's bookkeeping and recipe."""
+    return bool(
         setting["bookkeeping"] == "as-published"
-        and recipe["noise_multiplier"] is not None
-        and recipe["features"] == "pixels"
+        and setting == replace(Setting.from_dict(setting), recipe=PAPERS_RECIPE).to_dict()
     )
 
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+
+import numpy as np
 
 from pdpsgd.accounting import Exposure, accountant
+from pdpsgd.as_published import NOTHING_LEFT
 from pdpsgd.noise_search import smallest_noise_multiplier
 from pdpsgd.plans import Plan
+from pdpsgd.theorems import participation_for
 
 
 def _in_epochs(planned: Plan, batch_size: float) -> Plan:
@@ -47,18 +52,54 @@ def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
         )
         supposed = (*supposed, Exposure(1.0, rate, sigma, r.steps))
         rounds.append(replace(r, noise_multiplier=sigma))
-    # Whatever the coins, nobody is in more than all of the rounds.
-    real = tuple(Exposure(1.0, max(r.sample_rates), r.noise_multiplier, r.steps) for r in rounds)
-    provable = by.epsilon(real, delta)
-    levels = tuple(
-        replace(level, provable_epsilon=provable, provable_delta=delta) for level in planned.levels
-    )
-    return replace(planned, rounds=tuple(rounds), levels=levels)
+    return _with_what_is_provable(replace(planned, rounds=tuple(rounds)))
+
+
+def _with_weighted_batches(planned: Plan, batch_size: float) -> Plan:
+    """An as-published plan whose batches are drawn from everybody, each person with a weight: their chance to be drawn.
+
+    The paper's appendix has a weighted sampler for batches, its Algorithm 1 draws people once a round. Those who are
+    charged for a round are the same as there, those who are exposed to it are not.
+    """
+    epsilon = np.array([level.epsilon for level in planned.levels])
+    people = np.array([level.people for level in planned.levels], dtype=float)
+    left, rounds = epsilon.copy(), []
+    for r in planned.rounds:
+        tau = r.threshold or 0.0
+        weights = np.where(left > NOTHING_LEFT, participation_for(left, tau), 0.0)
+        rates = np.minimum(1.0, weights * batch_size / float(people @ weights))
+        rounds.append(
+            replace(
+                r,
+                participation=(1.0,) * len(people),
+                sample_rates=tuple(rates.tolist()),
+                expected_batch_size=float(people @ rates),
+            )
+        )
+        left = np.maximum(left - tau * np.array(r.participation), 0.0)
+    return _with_what_is_provable(replace(planned, rounds=tuple(rounds)))
+
+
+def _with_what_is_provable(planned: Plan) -> Plan:
+    """State what is provable for anybody: whatever the coins, nobody is in more than all of the rounds."""
+    by, delta = accountant(planned.accountant), planned.levels[0].delta
+    worst = tuple(Exposure(1.0, max(r.sample_rates), r.noise_multiplier, r.steps) for r in planned.rounds)
+    provable = by.epsilon(worst, delta)
+    levels = (replace(level, provable_epsilon=provable, provable_delta=delta) for level in planned.levels)
+    return replace(planned, levels=tuple(levels))
+
+
+def _in_turn(*changes: Callable[[Plan, float], Plan]) -> Callable[[Plan, float], Plan]:
+    def changed(planned: Plan, batch_size: float) -> Plan:
+        return reduce(lambda made, change: change(made, batch_size), changes, planned)
+
+    return changed
 
 
 READINGS: dict[str, Callable[[Plan, float], Plan]] = {
     "epochs": _in_epochs,
     "sum": _with_noise_for_the_sum,
-    "epochs, sum": lambda planned, batch: _with_noise_for_the_sum(_in_epochs(planned, batch), batch),
+    "epochs, sum": _in_turn(_in_epochs, _with_noise_for_the_sum),
+    "epochs, sum, weights": _in_turn(_in_epochs, _with_noise_for_the_sum, _with_weighted_batches),
 }
-"""Other readings of Algorithm 1: rounds are epochs; noise is searched for the sum of thresholds."""
+"""Other readings of Algorithm 1: rounds are epochs; noise is searched for the sum of thresholds; weighted batches."""

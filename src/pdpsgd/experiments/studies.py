@@ -126,18 +126,52 @@ def rate_settings(dataset: str, search: Record) -> list[Setting]:
     PDP-SGD at all skews, with the noise of table 1 and with the reading of the noise search that comes nearest; and
     Sampling, for comparison.
     """
-    table = [_falling(s) for s in as_published_settings(dataset, search)]
-    searched = replace(PAPERS_RECIPE, steps=TABLE_2["pdp-sgd"].iterations, noise_multiplier=None)
+    table = as_published_settings(dataset, search)
     pdp_sgd = [s for s in table if s.system.startswith("pdp-sgd")]
     return [
-        *pdp_sgd,
-        *(s for s in table if s.system == "sampling" and s.population.k == 0),
-        *(_falling(replace(s, recipe=searched, reading="epochs, sum")) for s in pdp_sgd),
+        *map(with_falling_rate, pdp_sgd),
+        *(with_falling_rate(s) for s in table if s.system == "sampling" and s.population.k == 0),
+        *(with_falling_rate(with_noise_for_the_sum(s)) for s in pdp_sgd),
     ]
 
 
-def _falling(setting: Setting) -> Setting:
+def with_falling_rate(setting: Setting) -> Setting:
+    """The same with a learning rate that falls to nothing, along half a cosine."""
     return replace(setting, recipe=replace(setting.recipe, schedule="cosine"))
+
+
+def with_inputs(setting: Setting, features: str) -> Setting:
+    """The same on other inputs."""
+    return replace(setting, recipe=replace(setting.recipe, features=features))
+
+
+def with_noise_for_the_sum(setting: Setting, reading: str = "epochs, sum") -> Setting:
+    """The same with rounds by epochs, as many steps as the paper reports, and noise for the sum of thresholds."""
+    recipe = replace(setting.recipe, steps=TABLE_2["pdp-sgd"].iterations, noise_multiplier=None)
+    return replace(setting, recipe=recipe, reading=reading)
+
+
+def experiments_on(setting: Setting) -> dict[str, Setting]:
+    """What was tried on a cell of table 1 as published to see why it is not the printed one, the simplest first."""
+    tried = {
+        "pixels from 0 to 1": with_inputs(setting, "unit-pixels"),
+        "pixels from -1 to 1": with_inputs(setting, "signed-pixels"),
+        "a rate that falls": with_falling_rate(setting),
+        "a rate that falls, pixels from 0 to 1": with_falling_rate(with_inputs(setting, "unit-pixels")),
+    }
+    if not setting.system.startswith("pdp-sgd"):
+        return tried
+    searched, weighted = (
+        with_noise_for_the_sum(setting),
+        with_noise_for_the_sum(setting, "epochs, sum, weights"),
+    )
+    return tried | {
+        "noise for the sum": searched,
+        "noise for the sum, pixels from 0 to 1": with_inputs(searched, "unit-pixels"),
+        "noise for the sum, a rate that falls": with_falling_rate(searched),
+        "noise for the sum, weighted batches": weighted,
+        "noise for the sum, weighted batches, a rate that falls": with_falling_rate(weighted),
+    }
 
 
 def weight_settings(dataset: str, search: Record) -> list[Setting]:
@@ -184,7 +218,7 @@ def input_settings(
 ) -> list[Setting]:
     """As published, on pixels from 0 to 1 or from -1 to 1 instead of normalised ones: the paper does not say."""
     return [
-        replace(setting, recipe=replace(setting.recipe, features=inputs))
+        with_inputs(setting, inputs)
         for inputs in features
         for setting in as_published_settings(dataset, search)
     ]
