@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -49,10 +51,12 @@ class Budgets:
         ids: npt.ArrayLike | None = None,
         allow_infinite: bool = False,
     ) -> None:
-        names = None if ids is None else np.asarray(ids)
-        self._set(
-            epsilon, delta, names, lambda i: f"person {i if names is None else names[i]}", allow_infinite
-        )
+        names = None if ids is None else _names(ids, lambda index: f"position {index}")
+
+        def person(index: int) -> str:
+            return f"person {names[index] if names is not None and index < names.size else index}"
+
+        self._set(epsilon, delta, names, person, allow_infinite)
 
     def _set(
         self,
@@ -62,8 +66,8 @@ class Budgets:
         place: Callable[[int], str],
         allow_infinite: bool,
     ) -> None:
-        epsilons = np.atleast_1d(_numbers("epsilon", epsilon))
-        deltas = _numbers("delta", delta)
+        epsilons = np.atleast_1d(_numbers("epsilon", epsilon, place))
+        deltas = _numbers("delta", delta, place)
         for name, values in (("epsilon", epsilons), ("delta", deltas)):
             if values.ndim > 1:
                 fail(f"Expected {name} to be one value a person. Got an array of shape {values.shape}.")
@@ -115,8 +119,11 @@ class Budgets:
         [1e-05, 1e-06]
         """
         pairs = [value if isinstance(value, tuple) else (value, delta) for value in budgets.values()]
-        epsilons, deltas = np.array(pairs, dtype=float).reshape(-1, 2).T
-        return cls(epsilons, deltas, ids=np.array(list(budgets)), allow_infinite=allow_infinite)
+        for name, pair in zip(budgets, pairs, strict=True):
+            if len(pair) != 2:
+                fail(f"Expected epsilon, or (epsilon, delta), for {name!r}. Got {pair!r}.")
+        epsilons, deltas = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return cls(epsilons, deltas, ids=list(budgets), allow_infinite=allow_infinite)
 
     @classmethod
     def from_table(
@@ -136,14 +143,15 @@ class Budgets:
         wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
         columns, source = read_columns(table, wanted)
         for name in (epsilon_column, delta_column):
-            if name is not None and columns[name].dtype.kind not in "iuf":
-                where, value = _first_non_number(columns[name])
-                fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {value!r}.")
+            where = None if name is None else _first_non_number(columns[name])
+            if name is not None and where is not None:
+                got = str(columns[name][where])
+                fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {got!r}.")
         budgets = cls.__new__(cls)
         budgets._set(
             columns[epsilon_column],
             delta if delta_column is None else columns[delta_column],
-            None if id_column is None else columns[id_column],
+            None if id_column is None else _names(columns[id_column], source.row),
             source.row,
             allow_infinite,
         )
@@ -219,11 +227,33 @@ def _exponential_shares(groups: int, k: float) -> FloatArray:
     return np.asarray(shares, dtype=float)
 
 
-def _numbers(name: str, values: npt.ArrayLike) -> FloatArray:
+def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> FloatArray:
+    """The values as numbers; what is masked, missing, complex, text, or true or false is refused with its place."""
+    array = _array(name, values, place)
+    given = array
+    if isinstance(values, (list, tuple)) and any(isinstance(value, (bool, np.bool_)) for value in values):
+        given = np.array(values, dtype=object)  # numpy has turned True into 1
+    where = _first_non_number(given.ravel())
+    if where is not None:
+        who = place(where) if array.ndim else "everybody"
+        fail(f"Expected {name} to be numbers. Got {given.ravel().tolist()[where]!r} for {who}.")
     try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        fail(f"Expected {name} to be numbers. Got {values!r}.")
+        return array.astype(np.float64)
+    except OverflowError:
+        fail(f"Expected {name} to be numbers that fit in double precision. Got {values!r}.")
+
+
+def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
+    """The values as an array; a mask says that there is none, whatever lies under it."""
+    if isinstance(values, np.ma.MaskedArray):
+        hidden = np.ma.getmaskarray(values)
+        if hidden.any():
+            fail(f"Expected {name} for every person. Got a masked one for {place(int(hidden.argmax()))}.")
+        return np.asarray(values.data)
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        fail(f"Expected {name} to be one value a person. Got {values!r}: {error}.")
 
 
 def _check_budgets(
@@ -247,33 +277,63 @@ def _check_budgets(
         )
 
 
+def _names(ids: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
+    """Ids as an array; a missing one is refused with its place."""
+    # In a list of names, numpy would turn one that is missing into the name "nan".
+    array = _array("an id", ids, place)
+    given = (
+        list(ids) if isinstance(ids, (list, tuple)) else array.tolist() if array.dtype.kind == "O" else None
+    )
+    if given is not None:
+        whole = set(map(type, given)) in ({str}, {int})  # millions of them without looking at each
+        missing = None if whole else next((i for i, name in enumerate(given) if _is_missing(name)), None)
+    else:
+        unequal = array != array  # not a number, or not a time
+        missing = int(unequal.argmax()) if unequal.any() else None
+    if missing is not None:
+        fail(f"Expected an id for every person. It is missing at {place(missing)}.")
+    return array
+
+
+def _is_missing(name: Any) -> bool:
+    equal = name == name  # not for NaN; neither true nor false for pandas.NA
+    return name is None or name is np.ma.masked or not (isinstance(equal, (bool, np.bool_)) and equal)
+
+
 def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
-    if ids.dtype.kind == "f" and np.isnan(ids).any():
-        index = int(np.isnan(ids).argmax())
-        fail(f"Expected an id for every person. It is missing at position {index}.")
     import polars
 
+    if ids.dtype.kind == "O":
+        kinds = set(map(type, ids.tolist()))
+        if kinds not in ({str}, {int}):
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            fail(f"Expected ids that are all whole numbers or all text. Got values of {found}.")
     # polars hashes ten million ids in a second, of whatever type; numpy would have to sort them.
-    repeated = polars.Series("id", ids).is_duplicated().to_numpy()
+    repeated = polars.Series("id", ids.tolist() if ids.dtype.kind == "O" else ids).is_duplicated().to_numpy()
     if repeated.any():
         first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
         fail(
-            f"Expected each id once. Got {ids[second].item()!r} for {place(int(first))} "
+            f"Expected each id once. Got {ids.tolist()[second]!r} for {place(int(first))} "
             f"and again for {place(int(second))}."
         )
 
 
-def _first_non_number(column: IdArray) -> tuple[int, Any]:
-    def is_number(value: Any) -> bool:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return False
-        return True
+def _first_non_number(column: IdArray) -> int | None:
+    """Where something stands that is no real number; text is none, also if it reads like one."""
+    if column.dtype.kind in "iuf":
+        return None
+    if column.dtype.kind in "US":
+        return next((index for index, text in enumerate(column) if not _reads_as_number(text)), 0)
+    values = enumerate(column.tolist())
+    return next((i for i, x in values if not isinstance(x, (Real, Decimal)) or isinstance(x, bool)), None)
 
-    return next(
-        ((i, str(value)) for i, value in enumerate(column) if not is_number(value)), (0, str(column[0]))
-    )
+
+def _reads_as_number(text: Any) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _range(values: FloatArray) -> str:

@@ -82,8 +82,9 @@ def test_weighted_batches_draw_from_everybody_with_something_left_by_what_is_lef
     )
     assert [rate for _, rate in by_budget] == sorted(rate for _, rate in by_budget)
     assert all(rate > 0 for rate in first.sample_rates)
-    for r in weighted.rounds:
-        assert r.expected_batch_size == pytest.approx(64)
+    assert first.expected_batch_size == pytest.approx(64)
+    for r in weighted.rounds:  # in later ones few have anything left, and nobody is drawn at more than 1
+        assert r.expected_batch_size <= 64.001
         assert set(r.participation) == {1.0}
 
 
