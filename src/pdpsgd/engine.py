@@ -17,16 +17,19 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd.accounting import accountant
+from pdpsgd.checkpoints import fingerprint_data
+from pdpsgd.collation import check_collation
 from pdpsgd.distributed import Ranks
 from pdpsgd.errors import check_one_of, check_positive, fail
 from pdpsgd.execution import Chunk, Execution
 from pdpsgd.gradients import ClippedGradients
 from pdpsgd.journal import Journal
+from pdpsgd.levels import Roster
 from pdpsgd.loss_watch import LossWatch
 from pdpsgd.private_loader import PrivateLoader
 from pdpsgd.private_optimizer import PrivateOptimizer, check_optimizer
 from pdpsgd.randomness import GUESSABLE, RandomSource
-from pdpsgd.records import check_order_is_kept, match_records, records_of, to_device
+from pdpsgd.records import match_records, records_of, to_device
 from pdpsgd.resuming import resume_run, save_run
 from pdpsgd.sampling import PoissonSampler
 
@@ -123,6 +126,7 @@ class PrivacyEngine:
             fail("Expected criterion (the loss), to check that examples do not mix in it. Got None.")
         check_optimizer(optimizer)
         _check_module(module)
+        _check_criterion(criterion, module)
         plan = _with_norm(plan, max_grad_norm)
         if needs_to_be_verified(plan):
             plan.verify()  # made or changed by hand, or elsewhere: refused if it breaks a promise
@@ -134,8 +138,7 @@ class PrivacyEngine:
 
         levels, ids = _people(plan, budgets)
         records = records_of(data_loader)
-        if any(len(set(r.clip_scales)) > 1 for r in plan.rounds):
-            check_order_is_kept(records)
+        check_collation(records, by_place=any(len(set(r.clip_scales)) > 1 for r in plan.rounds))
         numbers = match_records(
             people=len(levels),
             records=len(records),
@@ -153,7 +156,16 @@ class PrivacyEngine:
         if ranks.world_size > 1:
             ranks.check_same(plan=plan.digest, people=hashlib.sha256(levels.tobytes()).hexdigest())
         source = ranks.share_key(source)
+        if ranks.world_size > 1:
+            # Somebody whose record differs between ranks, or lies elsewhere, would be there twice or not at all.
+            key = source.key_bytes()
+            ranks.check_same(
+                data=records.fingerprint(key), records_of_people=fingerprint_data(numbers, key=key)
+            )
         ranks.spread_module(module)
+        if budgets is not None and plan.roster is None and not plan.sensitive:
+            # Its file then says on whom it was carried out.
+            plan = replace(plan, roster=Roster(budgets.ids, levels, budgets.named))
 
         self.plan = plan
         self.ranks = ranks
@@ -164,10 +176,13 @@ class PrivacyEngine:
         self.record_of_person = numbers
         self.records = records
         self.journal: Journal | None = None
+        self.loop_is_known = False  # whether nothing happens between loader and model that has to be watched
         self._last_watch: LossWatch | None = None
+        self._criterion_is_checked = criterion is None
         self._round_begun = -1  # a step may be handed out twice, but its round begins once
         self._on_fresh_model = on_fresh_model
         self._loss_reduction = loss_reduction
+        self._views = views
         self.options = {
             "loss_reduction": loss_reduction,
             "views": views,
@@ -192,7 +207,7 @@ class PrivacyEngine:
             views=views,
         )
         self.loader = PrivateLoader(self._execution, records, steps_per_epoch=steps_per_epoch)
-        self.loader.inspect = self._watch if criterion is None else self._probe
+        self.loader.inspect = self._inspect
         self._execution.finish_empty_step = self.optimizer.step
         self._execution.seed_of_step = self._seed_of_step
         self._execution.when_handed_out = [self._begin_step, self.optimizer.begin]
@@ -299,30 +314,33 @@ class PrivacyEngine:
     def _seed_of_step(self, step: int) -> int:
         return step_seed(self.source, purpose="fetch", step=step, rank=self.ranks.rank)
 
-    def _probe(self, batch: Any) -> None:
-        """Try the criterion on the batch; not again once a batch was enough to tell."""
-        assert self.criterion is not None
-        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-            fail("Expected batches of (inputs, targets), to try the criterion on them. Got something else.")
-        inputs, targets = (to_device(part, _device(self.module)) for part in batch)
-        if self.check(self.criterion, inputs, targets):
+    def _inspect(self, batch: Any) -> None:
+        """Try the criterion on the batch, and look at what the loop does with it, until batches were enough to tell."""
+        self._criterion_is_checked = self._criterion_is_checked or self._probe(batch)
+        last, chunk = self._last_watch, self._running.in_hand
+        watched = self.loop_is_known or (last is not None and last.concluded)
+        if watched and self._criterion_is_checked:
             self.loader.inspect = None
-
-    def _watch(self, batch: Any) -> None:
-        """Look at what the loop does with the batch; not again once a batch was enough to tell."""
-        chunk = self._running.in_hand
-        if self._last_watch is not None and self._last_watch.concluded:
-            self.loader.inspect = None
-        elif chunk is not None and chunk.size > 1:
+        elif not watched and chunk is not None and chunk.size > 1:
             self._last_watch = self.optimizer.watch = LossWatch(
                 self.module,
                 batch,
                 chunk.size,
                 owner=self,
                 loss_reduction=self._loss_reduction,
+                views=self._views,
+                check_loss=self.criterion is None,
                 forget=self.gradients.forget,
             )
             self._last_watch.start()
+
+    def _probe(self, batch: Any) -> bool:
+        """Try the criterion on the batch; whether it was enough to tell."""
+        assert self.criterion is not None
+        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+            fail("Expected batches of (inputs, targets), to try the criterion on them. Got something else.")
+        inputs, targets = (to_device(part, _device(self.module)) for part in batch)
+        return self.check(self.criterion, inputs, targets)
 
     def _begin_step(self, chunk: Chunk) -> None:
         if not chunk.first:
@@ -406,6 +424,18 @@ def _check_module(module: nn.Module) -> None:
             "Under torchrun the ranks are joined by pdpsgd itself, because gradients must be clipped before "
             "they are added up."
         )
+
+
+def _check_criterion(criterion: Callable[..., Tensor] | None, module: nn.Module) -> None:
+    if isinstance(criterion, nn.Module):
+        own = {id(parameter) for parameter in module.parameters()}
+        for name, parameter in criterion.named_parameters():
+            if parameter.requires_grad and id(parameter) not in own:
+                fail(
+                    "Expected a criterion without trainable parameters of its own: they would be moved by gradients "
+                    f"without noise. Got {name} of shape {tuple(parameter.shape)}. Make it a part of the module, or "
+                    "freeze it (requires_grad_(False))."
+                )
 
 
 def _device(module: nn.Module) -> torch.device | None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
+from pdpsgd.examples import has_rows, map_tensors, tensors
 from pdpsgd.gradients import ClippedGradients, of_module
+from pdpsgd.records import call
 
 Loss = Callable[..., Tensor]
 
@@ -161,12 +162,7 @@ class _Probe:
     def _value(self, batch: Any) -> Tensor:
         inputs, targets = batch
         module = self.gradients.module
-        if isinstance(inputs, dict):
-            outputs = module(**inputs)
-        elif isinstance(inputs, (tuple, list)):
-            outputs = module(*inputs)
-        else:
-            outputs = module(inputs)
+        outputs = call(module, inputs)
         return self.loss(outputs) if targets is None else self.loss(outputs, targets)
 
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
@@ -223,12 +219,9 @@ def _devices(module: nn.Module) -> list[int]:
 
 
 def _batch_size(inputs: Any) -> int:
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()]
-    return tensors[0].shape[0] if tensors else 0
+    return next((leaf.shape[0] for leaf in tensors(inputs) if leaf.dim()), 0)
 
 
 def _pick(batch: Any, rows: list[int], size: int) -> Any:
     """Return these examples of a batch of `size`; what has no batch dimension stays whole."""
-    return pytree.tree_map_only(
-        Tensor, lambda leaf: leaf[rows] if leaf.dim() and leaf.shape[0] == size else leaf, batch
-    )
+    return map_tensors(lambda leaf: leaf[rows] if has_rows(leaf, size) else leaf, batch)

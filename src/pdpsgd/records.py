@@ -6,20 +6,20 @@ one record or none. Somebody without a record is drawn like anyone and contribut
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from pdpsgd.checkpoints import fingerprint_data
 from pdpsgd.errors import fail
+from pdpsgd.examples import map_tensors, seeded
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,9 +28,15 @@ if TYPE_CHECKING:
     from pdpsgd.execution import Chunk
 
 NO_RECORD = -1
-PROBED_RECORDS = 16
 
 Batch = Any
+
+
+class Shapes(Protocol):
+    """What the rows of a batch must look like."""
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a batch whose rows look otherwise."""
 
 
 class Records(Protocol):
@@ -100,37 +106,6 @@ def match_records(
     return _check_record_of_person(people, records, np.asarray(record_of_person))
 
 
-def check_order_is_kept(records: Records) -> None:
-    """Refuse a collate_fn that does not keep the order of its records: rows are clipped at the norm of their place.
-
-    Some records, spread over the data, are collated in three orders, and their rows must have moved along. (Rows
-    put elsewhere by place alone move along with one exchange of order or another, not with both of these.)
-
-    Guarantee: none by itself. A collate_fn that sorts by what is alike in all of these records stays unseen.
-    """
-    if not isinstance(records, DatasetRecords) or records.collate is default_collate or len(records) < 2:
-        return
-    numbers = np.unique(np.linspace(0, len(records) - 1, PROBED_RECORDS).astype(np.int64)).tolist()
-    with torch.random.fork_rng(devices=[]):
-        items = _SeededItems(records.dataset).__getitems__([0, *numbers])
-        size = len(items)
-        rows = _rows(records.collate(list(items)), size)
-        kept = bool(rows)
-        for order in ([*range(1, size), 0], [1, 0, *range(2, size)]):
-            moved = _rows(records.collate([items[place] for place in order]), size)
-            kept &= len(rows) == len(moved) and all(
-                torch.equal(one[order].nan_to_num(), other.nan_to_num())
-                for one, other in zip(rows, moved, strict=True)
-            )
-    if not kept:
-        fail(
-            "Expected a collate_fn that gives each record the row of its place in the list, whatever the others are: "
-            "the plan clips people of different levels at different norms, by their row. Got one that sorts, mixes or "
-            "randomly changes records, or gives no tensor with a row a record. Do that in the dataset's __getitem__, "
-            "or not at all."
-        )
-
-
 class TensorRecords:
     """Records that lie in tensors already: a batch is one gather per tensor."""
 
@@ -161,6 +136,9 @@ class DatasetRecords:
     def __init__(self, dataset: Dataset[Any], loader: DataLoader[Any] | None) -> None:
         self.dataset = dataset
         self.loader = loader
+        self.shapes: Shapes | None = (
+            None  # what rows must look like, where a collation of the user's makes them
+        )
         self._empty: Batch = None
         self._fingerprint = cache(partial(_fingerprint, dataset))
 
@@ -176,7 +154,12 @@ class DatasetRecords:
         fetched: deque[Chunk] = deque()
         for batch in self._torch_loader(_seeds_and_numbers(chunks, fetched)):
             chunk = fetched.popleft()
-            yield chunk, self.empty() if len(chunk.records) == 0 else batch
+            if len(chunk.records) == 0:
+                yield chunk, self.empty()
+                continue
+            if self.shapes is not None:
+                self.shapes.check(batch)
+            yield chunk, batch
 
     def empty(self) -> Batch:
         """A batch of no records, with the shapes and types of any other."""
@@ -190,6 +173,11 @@ class DatasetRecords:
     def collate(self) -> Callable[[list[Any]], Any]:
         """What puts items together as a batch."""
         return default_collate if self.loader is None else self.loader.collate_fn
+
+    def some_items(self, most: int) -> list[Any]:
+        """Up to so many items, spread over the data, read under a fixed seed."""
+        numbers = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64))
+        return _SeededItems(self.dataset).__getitems__([0, *numbers.tolist()])
 
     def _torch_loader(self, numbers: Iterable[list[int | None]]) -> Iterable[Batch]:
         loader, items = self.loader, _SeededItems(self.dataset)
@@ -217,17 +205,8 @@ class _SeededItems(Dataset[Any]):
 
     def __getitems__(self, seed_and_numbers: list[int | None]) -> list[Any]:
         seed, *numbers = seed_and_numbers
-        if seed is None or not numbers:
+        with nullcontext() if seed is None or not numbers else seeded(seed):
             return [self.dataset[number] for number in numbers]
-        python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            return [self.dataset[number] for number in numbers]
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 class _CollateUnlessEmpty:
@@ -244,39 +223,23 @@ def _seeds_and_numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterat
         yield [chunk.seed, *chunk.records.tolist()]
 
 
-def _rows(batch: Any, size: int) -> list[Tensor]:
-    """The tensors of a batch that have a row for each of so many records."""
-    leaves = pytree.tree_leaves(batch)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size]
-
-
 def _fingerprint(data: Any, key: bytes) -> str:
     return fingerprint_data(data, key=key)
 
 
 def to_device(part: Any, device: torch.device | None) -> Any:
-    """Move a tensor, or tensors in a tuple, list or dictionary."""
-    if isinstance(part, Tensor):
-        return part.to(device, non_blocking=True)
-    if isinstance(part, dict):
-        return {key: to_device(value, device) for key, value in part.items()}
-    if isinstance(part, (list, tuple)):
-        return type(part)(to_device(value, device) for value in part)
-    return part
+    """Move a tensor, or the tensors of a batch."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), part)
 
 
 def repeated(part: Any, times: int) -> Any:
-    """Each row so many times, in a tensor, or in tensors in a tuple, list or dictionary."""
-    if isinstance(part, Tensor):
-        return part.repeat_interleave(times, 0)
-    if isinstance(part, dict):
-        return {key: repeated(value, times) for key, value in part.items()}
-    return type(part)(repeated(value, times) for value in part)
+    """Each row so many times, in a tensor, or in the tensors of a batch."""
+    return map_tensors(lambda tensor: tensor.repeat_interleave(times, 0), part)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """The model's outputs; a tuple, list or dict of inputs is spread out."""
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
 

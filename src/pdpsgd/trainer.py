@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdpsgd.augmentation import check_augment
 from pdpsgd.checkpoints import erase_key
 from pdpsgd.engine import PrivacyEngine
 from pdpsgd.ensemble import WeightAverage, round_weight
@@ -106,6 +106,7 @@ class Trainer:
             on_fresh_model=self._fresh_model,
             **private,
         )
+        self.engine.loop_is_known = True
         self.plan = self.engine.plan
         self.device = next(self.model.parameters()).device
         self.learning_rates = [group["lr"] for group in self.engine.optimizer.param_groups]
@@ -192,7 +193,7 @@ class Trainer:
             return  # nobody was drawn: the step is noise alone
         if self.augment is not None:
             if not self._augment_is_checked and len(targets) > 1:
-                check_augment(self.augment, inputs[:4])
+                check_augment(self.augment, inputs, len(targets))
                 self._augment_is_checked = True
             if self.views > 1:
                 inputs, targets = (repeated(part, self.views) for part in (inputs, targets))
@@ -301,26 +302,6 @@ class Trainer:
         return (
             f"{where} Everything is saved: resume with the same call and resume=True "
             f"(run_folder={str(self.folder.path)!r})."
-        )
-
-
-def check_augment(augment: Callable[[Any], Any], inputs: Any) -> None:
-    """Refuse an augmentation in which examples mix (mixup, say)."""
-    if not isinstance(inputs, Tensor) or len(inputs) < 2:
-        return
-    exchanged = inputs.clone()
-    exchanged[0] = inputs[1]
-    views = []
-    for given in (inputs, exchanged):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            views.append(augment(given.clone()))
-    if len(views[0]) != len(inputs):
-        fail(f"Expected augment to keep the {len(inputs)} examples of a batch. Got {len(views[0])}.")
-    if not torch.equal(views[0][1:], views[1][1:]):
-        fail(
-            "Expected augment to treat examples one by one, with torch's random numbers. Got one in which "
-            "exchanging the first example changes what becomes of others."
         )
 
 

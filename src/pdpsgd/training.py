@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pdpsgd.augmentation import check_augment
 from pdpsgd.budgets import Budgets
 from pdpsgd.checkpoints import erase_key
 from pdpsgd.distributed import digest_of_module
@@ -24,7 +25,7 @@ from pdpsgd.evaluation import Evaluation
 from pdpsgd.presets import options_with
 from pdpsgd.recipes import Augment, Loss, Schedule, augment_of, loss_of, name_of, optimizer_of, schedule_of
 from pdpsgd.run_folder import RunFolder
-from pdpsgd.trainer import HeldOutPeople, Trainer, check_augment
+from pdpsgd.trainer import HeldOutPeople, Trainer
 
 if TYPE_CHECKING:
     import os
@@ -215,7 +216,7 @@ def fit(
     if how["views"] > 1 and changes is None:
         fail(f"Expected augment, to make several views of a record. Got views={how['views']!r} without it.")
     if changes is not None and isinstance(records, tuple):
-        check_augment(changes, records[0][:4])
+        check_augment(changes, records[0][:4], len(records[0][:4]))
     trainer = Trainer(
         model=model,
         loss=loss_of(loss),

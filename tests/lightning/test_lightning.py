@@ -48,6 +48,25 @@ class Mixing(Classifier):
         return ((outputs - outputs.mean(0)) ** 2).mean()
 
 
+class CallsItself(Classifier):
+    """The customary way: a `forward`, and a `training_step` that calls the module."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs)
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(self(self.prepared(inputs)), targets)
+
+
+class Centres(CallsItself):
+    def prepared(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0)
+
+
 class Scheduled(Classifier):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
@@ -112,6 +131,18 @@ def test_lightning_gets_what_a_loop_of_one_s_own_gets(loader: Any, budgets: Budg
         optimizer.step()
     for one, other in zip(module.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_training_step_may_call_its_own_module(loader: Any, budgets: Budgets, made: Plan) -> None:
+    options = {"data_loader": loader, "plan": made, "budgets": budgets, "seed": 3}
+    one, other = make_private(CallsItself(), **options), make_private(Classifier(), **options)
+    for module in (one, other):
+        trainer().fit(module)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    refused = make_private(Centres(), **options)
+    with pytest.raises(PdpsgdError, match="Examples mix"):
+        trainer().fit(refused)
 
 
 def test_epochs_of_a_few_steps_add_up_to_the_plan(loader: Any, budgets: Budgets, made: Plan) -> None:

@@ -1,0 +1,122 @@
+"""The examples of a batch, whatever holds their tensors; and the batch with one example exchanged for another.
+
+What becomes of an example must not depend on the others. The way to see it, wherever something is done to a batch: do
+it again with one example exchanged, and compare what became of the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def named_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
+    """The tensors in tuples, lists, mappings and dataclasses, by where they are.
+
+    >>> list(named_tensors({"x": [torch.zeros(2), 1], "y": torch.ones(1)}))
+    ['.x.0', '.y']
+    """
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    found: dict[str, Tensor] = {}
+    for key, part in _parts(tree):
+        found |= named_tensors(part, f"{name}.{key}")
+    return found
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors in tuples, lists, mappings and dataclasses."""
+    return list(named_tensors(tree).values())
+
+
+def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same tree with changed tensors; what is neither a tensor nor a container stays."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        changed: Any = copy.copy(tree)
+        for key, part in tree.items():
+            changed[key] = map_tensors(change, part)
+        return changed
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(change, part) for part in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(change, part) for part in tree)
+    if _holds_fields(tree):
+        return replace(
+            tree, **{key: map_tensors(change, part) for key, part in _parts(tree) if part is not None}
+        )
+    return tree
+
+
+def has_rows(tensor: Tensor, size: int) -> bool:
+    """Whether a tensor has a row for each of so many examples."""
+    return tensor.dim() > 0 and tensor.shape[0] == size
+
+
+def exchanged(tree: Any, size: int, row: int, by: int) -> Any:
+    """A copy of a batch of `size` examples in which one is replaced by another of them.
+
+    >>> exchanged(torch.tensor([1, 2, 3]), 3, 0, 2).tolist()
+    [3, 2, 3]
+    """
+
+    def change(tensor: Tensor) -> Tensor:
+        changed = tensor.detach().clone()
+        if has_rows(tensor, size):
+            changed[row] = tensor.detach()[by]
+        return changed
+
+    return map_tensors(change, tree)
+
+
+def same_but_for(row: int, one: Tensor, other: Tensor, size: int) -> bool:
+    """Whether two tensors are alike in all rows but those of one example (of several views, all of its rows)."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    views = one.shape[0] // size
+    kept = torch.ones(one.shape[0], dtype=torch.bool, device=one.device)
+    kept[row * views : (row + 1) * views] = False
+    before, after = one.detach()[kept], other.detach()[kept]
+    # Rounding may differ with what stands in other rows; what mixes examples is far coarser than that.
+    return (
+        torch.allclose(before, after, rtol=1e-5, atol=1e-6, equal_nan=True)
+        if before.is_floating_point()
+        else bool(torch.equal(before, after))
+    )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers of torch, NumPy and Python from this seed, and afterwards as if nothing had been."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        yield from tree.items()
+    elif isinstance(tree, (list, tuple)):
+        yield from enumerate(tree)
+    elif _holds_fields(tree):
+        yield from ((field.name, getattr(tree, field.name)) for field in fields(tree) if field.init)
+
+
+def _holds_fields(tree: Any) -> bool:
+    return is_dataclass(tree) and not isinstance(tree, type)
