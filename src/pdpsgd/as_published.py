@@ -174,5 +174,5 @@ def _assemble(
         by.name,
         "as-published",
         max_grad_norm=max_grad_norm,
-        roster=Roster(budgets.ids, place.reshape(-1)),
+        roster=Roster(budgets.ids, place.reshape(-1), budgets.named),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
@@ -94,6 +95,12 @@ class Budgets:
             frozen = frozen.view()
             frozen.flags.writeable = False
             object.__setattr__(self, name, frozen)
+
+    def without_names(self) -> Budgets:
+        """The same budgets, with ids that are places on a list: on another list they may be other people."""
+        unnamed = copy(self)
+        object.__setattr__(unnamed, "named", False)
+        return unnamed
 
     def __len__(self) -> int:
         return int(self.epsilon.size)
@@ -231,8 +238,8 @@ def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> F
     """The values as numbers; what is masked, missing, complex, text, or true or false is refused with its place."""
     array = _array(name, values, place)
     given = array
-    if isinstance(values, (list, tuple)) and any(isinstance(value, (bool, np.bool_)) for value in values):
-        given = np.array(values, dtype=object)  # numpy has turned True into 1
+    if isinstance(values, (list, tuple)) and any(isinstance(x, (bool, np.bool_, str)) for x in values):
+        given = np.array(values, dtype=object)  # numpy has turned True into 1, or 1 into "1"
     where = _first_non_number(given.ravel())
     if where is not None:
         who = place(where) if array.ndim else "everybody"

@@ -99,9 +99,8 @@ class Ranks:
                 dist.all_gather_object(digests, digest)
             odd = [rank for rank in range(self.world_size) if digests[rank] != digests[0]]
             if odd:
-                fail(
-                    f"Expected the same {name} on all ranks. Got another one on rank {odd[0]} than on rank 0."
-                )
+                what = name.replace("_", " ")
+                fail(f"Expected the same {what} on all ranks. Got others on rank {odd[0]} than on rank 0.")
 
     def wait(self) -> None:
         """Until everybody is here."""

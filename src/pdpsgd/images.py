@@ -30,8 +30,8 @@ ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 class ImageData:
     """Images as tensors; inputs (people, channels, height, width), targets and ids are aligned.
 
-    `ids` say whose record each is: as given, else the file's path, else the position. `notes` are what a
-    reader of any result must be told.
+    `ids` say whose record each is: as given, else the file's path, else the position, and then `named` is
+    false. `notes` are what a reader of any result must be told.
     """
 
     inputs: torch.Tensor
@@ -41,6 +41,7 @@ class ImageData:
     test_inputs: torch.Tensor | None = None
     test_targets: torch.Tensor | None = None
     notes: tuple[str, ...] = ()
+    named: bool = True
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ def load_npz(path: str | Path) -> ImageData:
     ids = arrays.get("ids", np.arange(len(inputs)))
     if ids.shape != (len(inputs),):
         fail(f"Expected one id for each of the {len(inputs)} inputs in {path}. Got shape {ids.shape}.")
-    return ImageData(inputs, targets, ids, classes, test_inputs, test_targets, notes)
+    return ImageData(inputs, targets, ids, classes, test_inputs, test_targets, notes, named="ids" in arrays)
 
 
 def load_folder(

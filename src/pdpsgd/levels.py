@@ -3,7 +3,9 @@ allows."""
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,6 +136,9 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
         index = match_ids(plan.roster, budgets)
     elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
         index = assign(epsilon, delta, budgets)
+        if any(level.history for level in plan.levels):
+            # Somebody with another budget than before has another history than the level they are on now.
+            check_same_people(plan, Roster(budgets.ids, index, budgets.named))
     else:
         fail(
             "This plan has several levels with the same budget: who is on which stands in its roster, which is missing."
@@ -156,6 +161,43 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
     return index
 
 
+def people_digest(roster: Roster) -> str:
+    """A public fingerprint of who is on which level: by id, in whatever order, or by place where there are no ids."""
+    if not roster.named:
+        return f"places:{hashlib.sha256(roster.level.astype('<i8').tobytes()).hexdigest()}"
+    order = np.argsort(roster.ids, kind="stable")  # (not polars, which may hang in a process that was forked)
+    names = map(str, roster.ids[order].tolist())
+    digest = hashlib.sha256("\0".join([_kind(roster.ids), *names]).encode())
+    digest.update(roster.level[order].astype("<i8").tobytes())
+    return f"ids:{digest.hexdigest()}"
+
+
+def check_same_people(plan: Plan, people: Roster) -> None:
+    """Refuse people of whom the plan's digest says that they are not those it was made for, each on their level."""
+    stated = plan.people_digest
+    if stated is None:
+        if len(plan.levels) > 1:
+            warnings.warn(
+                "This plan does not say for whom it was made: whether these are the same people, with the budgets that "
+                "they had then, cannot be told. Attach the list exactly as it was.",
+                stacklevel=3,
+            )
+        return
+    if stated.startswith("ids:") and not people.named:
+        fail(
+            "This plan was made for people with ids, and these have none: who is who cannot be told. "
+            "Give the ids of the people."
+        )
+    by_place = Roster(people.ids, people.level, named=False)
+    if stated != people_digest(people if stated.startswith("ids:") else by_place):
+        what = "ids" if people.named else "order"
+        fail(
+            f"This plan was made for other people than these {people.level.size:,}, or some of them allowed "
+            f"something else then: {what} and levels do not have the digest that the plan states. What they spent "
+            "can be told from the list that it was made for only."
+        )
+
+
 def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
     """The roster's level for each person of `budgets`, by id; -1 for people it does not know."""
     if _kind(roster.ids) != _kind(budgets.ids):
@@ -166,6 +208,12 @@ def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
         )
     if np.array_equal(roster.ids, budgets.ids):
         return roster.level
+    if roster.named != budgets.named:
+        there, here = ("ids", "no ids")[:: 1 if roster.named else -1]
+        fail(
+            f"Expected people with ids on both lists, or without ids on both, to match them. Got {there} there and "
+            f"{here} here: somebody's id is not their place on a list."
+        )
     known, asked = roster.ids, budgets.ids
     if known.dtype != asked.dtype and known.dtype.kind not in "US":
         # Numbers of different widths or signs: as Python numbers they compare exactly, in numpy they become floats.

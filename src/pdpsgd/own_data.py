@@ -26,7 +26,8 @@ TABLES = (".csv", ".parquet", ".pq")
 class PeopleData:
     """Records with the id of their person, and, if there are any, records of other people to test on.
 
-    `model` names the network that suits the data. `notes` are what a reader of any result must be told.
+    `named` says whether ids are people's own, or only the places of their records in the data. `model` names the
+    network that suits the data. `notes` are what a reader of any result must be told.
     `test_ids` are None where test people are not known by name (a benchmark's own test set).
     """
 
@@ -41,6 +42,7 @@ class PeopleData:
     test_ids: npt.NDArray[Any] | None = None
     schema: Schema | None = None
     notes: tuple[str, ...] = ()
+    named: bool = True
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -190,6 +192,7 @@ def _table(
         test_ids=None if test is None else test.ids,
         schema=declared,
         notes=encoded.notes,
+        named=declared.id_column is not None,
     )
 
 
@@ -202,6 +205,7 @@ def _load_npz(path: Path) -> Any:
 def _images(name: str, loaded: Any) -> PeopleData:
     return PeopleData(
         name=name,
+        named=loaded.named,
         inputs=loaded.inputs,
         targets=loaded.targets,
         ids=loaded.ids,

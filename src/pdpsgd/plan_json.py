@@ -20,8 +20,11 @@ SENSITIVE = (
 )
 
 
-def plan_to_json(plan: Plan, *, indent: int | None = 1) -> str:
-    """The plan as JSON text. Infinity is written "inf"; what is None or empty by default is left out."""
+def plan_to_json(plan: Plan, *, indent: int | None = 1, whose: bool = True) -> str:
+    """The plan as JSON text. Infinity is written "inf"; what is None or empty by default is left out.
+
+    With `whose` it also says for whom it was made. Without, it is the text that fingerprints of plans are of.
+    """
     document: dict[str, Any] = {
         "version": VERSION,
         **({"sensitive": SENSITIVE} if plan.sensitive else {}),
@@ -36,6 +39,10 @@ def plan_to_json(plan: Plan, *, indent: int | None = 1) -> str:
     }
     if plan.roster is not None and _needs_roster(plan):
         document["people"] = {"ids": plan.roster.ids.tolist(), "levels": plan.roster.level.tolist()}
+        if whose and not plan.roster.named:
+            document["people"]["named"] = False
+    if whose and plan.people_digest is not None:
+        document["people_digest"] = plan.people_digest
     return json.dumps(document, indent=indent, allow_nan=False)
 
 
@@ -63,6 +70,7 @@ def plan_from_json(text: str) -> Plan:
         max_grad_norm=_number("max_grad_norm", document.get("max_grad_norm")),
         notes=tuple(str(note) for note in document.get("notes", ())),
         roster=_read_roster(document, len(levels)),
+        stated_people=_read_people_digest(document),
     )
 
 
@@ -157,7 +165,17 @@ def _read_roster(document: dict[str, Any], levels: int) -> Roster | None:
         fail(
             f"Expected people.levels to give one of the {levels} levels for each of the {ids.size} people.ids."
         )
-    return Roster(ids, places)
+    return Roster(ids, places, named=people.get("named") is not False)
+
+
+def _read_people_digest(document: dict[str, Any]) -> str | None:
+    """Absent in files of earlier versions."""
+    stated = document.get("people_digest")
+    if stated is None:
+        return None
+    if not isinstance(stated, str) or not stated.startswith(("ids:", "places:")):
+        fail(f"Expected people_digest to begin with 'ids:' or 'places:'. Got {stated!r}.")
+    return stated
 
 
 def _finite_or_text(value: float) -> float | str:

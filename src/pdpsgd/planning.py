@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -249,6 +250,7 @@ def _with_history(
                 f"{len(budgets):,} people."
             )
         columns.append(match_ids(before.roster, budgets))
+        _warn_of_matching_by_place(number, before, columns[-1], budgets, levels)
         if (columns[-1] < 0).all():
             fail(
                 f"Nobody of history[{number}] is on this list: its ids look like {before.roster.ids[0]!r}, these like "
@@ -270,6 +272,23 @@ def _with_history(
         histories,
         Roster(budgets.ids, place, budgets.named),
     )
+
+
+def _warn_of_matching_by_place(
+    number: int, before: Plan, place: IntArray, budgets: Budgets, levels: Levels
+) -> None:
+    """Say that nobody's name is known, where the wrong person's history would make a difference."""
+    if budgets.named or np.all(place == place[0]):
+        return
+    now = (levels.epsilon[levels.of_person], levels.delta[levels.of_person])
+    then = np.array([(level.epsilon, level.delta) for level in before.levels])[place].T
+    if not np.array_equal(now, then):
+        warnings.warn(
+            f"The people of history[{number}] have no ids, and their budgets were others then: what each has spent is "
+            "matched by the place on the list. If anybody was added, taken off or moved since, others are charged for "
+            "it. Give ids to be sure.",
+            stacklevel=4,
+        )
 
 
 def _unmatched(earlier: Sequence[Plan], budgets: Budgets) -> list[str]:

@@ -95,6 +95,8 @@ class Plan:
     max_grad_norm: float = 1.0
     notes: tuple[str, ...] = field(default=(), compare=False)
     roster: Roster | None = field(default=None, compare=False, repr=False)
+    stated_people: str | None = field(default=None, compare=False, repr=False)
+    """What the plan's file says of its people, where the plan does not know them: see `people_digest`."""
 
     def __post_init__(self) -> None:
         _check_structure(self)
@@ -139,8 +141,23 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of everything the plan says."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """A fingerprint of everything the plan says; whether it is for the same people says `people_digest`."""
+        from pdpsgd.plan_json import plan_to_json
+
+        return hashlib.sha256(plan_to_json(self, whose=False).encode()).hexdigest()
+
+    @cached_property
+    def people_digest(self) -> str | None:
+        """A public fingerprint of who is on which level; None if the plan does not say for whom it was made.
+
+        Of ids and levels, in whatever order people are listed, or, without ids, of the levels in the list's order.
+        An as-published plan, which is not public, has none.
+        """
+        from pdpsgd.levels import people_digest
+
+        if self.sensitive:
+            return None
+        return self.stated_people if self.roster is None else people_digest(self.roster)
 
     def level_of_person(self, budgets: Budgets) -> IntArray:
         """The level of each person of `budgets`, in their order; refuses people the plan was not made for."""
@@ -157,10 +174,18 @@ class Plan:
         return ids
 
     def with_people(self, budgets: Budgets) -> Plan:
-        """The same plan, knowing which person is on which level (needed to count it as history later)."""
-        from pdpsgd.levels import Roster
+        """The same plan, knowing which person is on which level (needed to count it as history later).
 
-        return replace(self, roster=Roster(budgets.ids, self.level_of_person(budgets), budgets.named))
+        `budgets` are those that the plan was made for. Others are refused, as far as the plan says for whom it was
+        made (files of earlier versions do not: a warning says so).
+        """
+        from pdpsgd.levels import Roster, check_same_people
+
+        people = Roster(budgets.ids, self.level_of_person(budgets), budgets.named)
+        is_checked = any(level.history for level in self.levels)  # by level_of_person
+        if self.roster is None and not is_checked:
+            check_same_people(self, people)
+        return replace(self, roster=people)
 
     @property
     def is_proven_here(self) -> bool:

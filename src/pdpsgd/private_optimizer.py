@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdpsgd.buffer_watch import BufferWatch
@@ -17,11 +20,16 @@ if TYPE_CHECKING:
     from pdpsgd.gradients import ClippedGradients
     from pdpsgd.journal import Journal
     from pdpsgd.loss_watch import LossWatch
+    from pdpsgd.plans import Plan
     from pdpsgd.randomness import RandomSource
+
+_steps_on: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # private steps, in this process
+_private_before: WeakSet[Optimizer] = WeakSet()  # their state is what private steps left
 
 
 class PrivateOptimizer(Optimizer):
     """Wraps any torch optimizer; shares its parameter groups and state, so schedulers may be built on either.
+    (One that looks at training losses, as ReduceLROnPlateau may, makes the rate depend on them without noise.)
 
     `step()` adds the batch's clipped sum to the step's. At the step's last batch it adds noise to the sum,
     once, divides by the plan's expected batch size, puts the result where gradients are, and lets the wrapped
@@ -31,7 +39,8 @@ class PrivateOptimizer(Optimizer):
     Guarantee: what reaches the wrapped optimizer, and the parameters, is the Poisson-subsampled Gaussian
     mechanism of the plan's round: sum of gradients clipped to C_l = max_grad_norm * clip_scale of the
     person's level, plus Gaussian noise of standard deviation noise_multiplier * max_grad_norm, times a public
-    constant. Whatever else lies in `grad` is overwritten, never used.
+    constant. Whatever else lies in `grad` of its parameters, also of frozen ones, is cleared and never used. What
+    the wrapped optimizer's state holds before the first step is not covered: a warning names it.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class PrivateOptimizer(Optimizer):
         self._optimizer_step_pre_hooks = optimizer._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = optimizer._optimizer_step_post_hooks
         self.took_step = False
+        self._begun = False
         self.non_finite_gradients = 0  # sensitive: never written anywhere by default
         self._execution = execution
         self._gradients = gradients
@@ -108,6 +118,8 @@ class PrivateOptimizer(Optimizer):
             self._execution.released()
             self.original.step()
             self.took_step = True
+            _steps_on[self._gradients.module] = _steps_on.get(self._gradients.module, 0) + 1
+            _private_before.add(self.original)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -134,6 +146,11 @@ class PrivateOptimizer(Optimizer):
 
     def begin(self, chunk: Chunk) -> None:
         """A batch is handed out: forget what an abandoned one left behind."""
+        if chunk.step == 0 and not self._begun:  # a resumed run is another one's continuation
+            self._begun = True
+            if self._ranks.first:
+                _warn_of_earlier_training(self._gradients.module, self._execution.plan)
+                _warn_of_earlier_state(self.original, self._gradients.module)
         self._gradients.forget()
         self._buffers.start()
         if self.watch is not None:
@@ -180,8 +197,13 @@ class PrivateOptimizer(Optimizer):
         # The public divisor: never the drawn size, never the number of records.
         for total in sums:
             total.div_(planned.expected_batch_size)
+        # Nothing else may lie there: a gradient left in a frozen parameter would move it without noise.
+        for group in self.original.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         for parameter, total in self._gradients.sums.items():
-            parameter.grad = total if total.dtype == parameter.dtype else total.to(parameter.dtype)
+            if parameter.requires_grad:
+                parameter.grad = total if total.dtype == parameter.dtype else total.to(parameter.dtype)
 
     def _check_parameters(self) -> None:
         known = self._gradients.sums
@@ -202,3 +224,37 @@ def check_optimizer(optimizer: Optimizer) -> None:
         fail("Expected an optimizer that is not private yet. Got one that make_private gave back.")
     if isinstance(optimizer, torch.optim.LBFGS):
         fail("Expected an optimizer that takes one gradient a step. Got LBFGS, which asks for several.")
+
+
+def _warn_of_earlier_training(module: nn.Module, plan: Plan) -> None:
+    """Say that a module was trained before, unless the plan's history has as many steps."""
+    taken = _steps_on.get(module, 0)
+    counted = max(sum(exposure.steps for exposure in level.history) for level in plan.levels)
+    if taken > counted:
+        warnings.warn(
+            f"This module has taken {taken:,} private steps in this process before, and the plan counts {counted:,} as "
+            "history. On the same people what both runs spend adds up, beyond what either plan proves: plan this run "
+            "with history=[the earlier plan]. (On other people's data nothing adds up.)",
+            stacklevel=2,
+        )
+
+
+def _warn_of_earlier_state(optimizer: Optimizer, module: nn.Module) -> None:
+    """Name the parameters of which the optimizer remembers gradients that no private step gave it."""
+    if optimizer in _private_before:
+        return
+    names = [name for name, parameter in module.named_parameters() if _remembers(optimizer, parameter)]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        warnings.warn(
+            f"The optimizer has a state for {', '.join(names[:3])}{more} before the first private step: it remembers "
+            "gradients, and moves the model by them without noise. If they are of people's data, make a new optimizer; "
+            "gradients of public data do no harm.",
+            stacklevel=2,
+        )
+
+
+def _remembers(optimizer: Optimizer, parameter: nn.Parameter) -> bool:
+    """Whether the state holds more than what an optimizer is made with (Adagrad's, say, at its step 0)."""
+    state = optimizer.state.get(parameter, {})
+    return any(isinstance(value, Tensor) for value in state.values()) and bool(state.get("step", 1) > 0)

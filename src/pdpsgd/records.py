@@ -91,6 +91,11 @@ def match_records(
     >>> match_records(people=3, records=2, ids=np.array(["ann", "bob", "cy"]), record_ids=["cy", "ann"])
     array([ 1, -1,  0])
     """
+    for name, given in (("record_ids", record_ids), ("record_of_person", record_of_person)):
+        if np.ma.is_masked(given):
+            fail(
+                f"Expected {name} without masked values: what is under a mask is not known. Got a masked array."
+            )
     if record_ids is not None and record_of_person is not None:
         fail("Expected record_ids or record_of_person, not both.")
     if record_ids is not None:

@@ -72,6 +72,44 @@ def test_a_second_run_gets_what_the_first_left(run: Callable[..., Any], people: 
     assert second.rounds[0].sample_rates[second.levels.index(strictest)] < 0.01
 
 
+def write_list(name: str, budgets: dict[str, float]) -> None:
+    Path(name).write_text("person,epsilon\n" + "".join(f"{p},{e}\n" for p, e in budgets.items()))
+
+
+def test_what_was_spent_is_not_attached_to_a_list_that_was_revised_since(run: Callable[..., Any]) -> None:
+    then = {f"p{i}": 1.0 if i < 20 else 4.0 for i in range(40)}
+    write_list("then.csv", then)
+    write_list("exchanged.csv", {**then, "p0": 4.0, "p20": 1.0})
+    write_list("now.csv", {**{p: e + 1 for p, e in then.items()}, "p0": 5.0, "p20": 2.0})
+    options = ("--id-column", "person", "--steps", "10", "--batch-size", "5", "--quiet")
+    run("plan", "then.csv", *options, "--json", "first.json")
+    refused = run("plan", "exchanged.csv", *options, "--history", "first.json")
+    assert refused.exit_code == 2
+    assert "first.json: This plan was made for other people" in refused.output
+    assert "--history-budgets" in refused.output
+    matched = ("--history", "first.json", "--history-budgets", "then.csv", "--json", "second.json")
+    assert run("plan", "now.csv", *options, *matched).exit_code == 0
+    first, second = (Plan.from_json(Path(name).read_text()) for name in ("first.json", "second.json"))
+    level = second.roster.level[second.roster.ids.tolist().index("p20")]
+    assert second.levels[level].epsilon == 2.0
+    assert second.levels[level].history == first.history_of(1)  # what people spent who allowed 4
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_plan_of_an_earlier_version_is_counted_with_a_warning(run: Callable[..., Any]) -> None:
+    write_list("then.csv", {f"p{i}": 1.0 if i < 20 else 4.0 for i in range(40)})
+    write_list("now.csv", {f"p{i}": 2.0 if i < 20 else 5.0 for i in range(40)})
+    options = ("--id-column", "person", "--steps", "10", "--batch-size", "5", "--quiet")
+    run("plan", "then.csv", *options, "--json", "first.json")
+    older = json.loads(Path("first.json").read_text())
+    del older["people_digest"]
+    Path("first.json").write_text(json.dumps(older))
+    result = run("plan", "now.csv", *options, "--history", "first.json")
+    assert result.exit_code == 0
+    assert result.output.startswith("Warning: This plan does not say for whom it was made")
+    assert "plans.py" not in result.output
+
+
 def test_a_plan_that_claims_too_little_is_refused(run: Callable[..., Any]) -> None:
     run("plan", *TIERS, *SMALL, "--json", "plan.json")
     made = json.loads(Path("plan.json").read_text())

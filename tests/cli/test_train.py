@@ -90,6 +90,31 @@ def test_a_record_of_somebody_who_is_not_on_the_list_is_refused(
     assert "on the list" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_list_apart_from_the_data_needs_ids(run: Callable[..., Any], people: Path, command: str) -> None:
+    """With a row less in the data, everybody would get the budget of the person above them on the list."""
+    lines = people.read_text().splitlines()
+    Path("list.csv").write_text("\n".join(["epsilon", *(line.split(",")[3] for line in lines[1:])]) + "\n")
+    result = run(command, people, "--label", "income", "--budgets", "list.csv", *SMALL)
+    assert result.exit_code == 2
+    assert "Expected an id for each person in list.csv (--id-column)" in " ".join(result.output.split())
+    np.savez("images.npz", inputs=np.zeros((120, 6, 6), np.uint8), targets=np.arange(120) % 2)
+    Path("list.csv").write_text("person,epsilon\n" + "".join(f"{number},2\n" for number in range(120)))
+    listed = ("--budgets", "list.csv", "--id-column", "person")
+    result = run(command, "images.npz", "--model", "linear", *listed, *SMALL)
+    assert result.exit_code == 2
+    assert "Expected an id for each person in images.npz" in " ".join(result.output.split())
+
+
+def test_images_with_ids_are_matched_with_a_list_apart(run: Callable[..., Any], tmp_path: Path) -> None:
+    images = {"inputs": np.zeros((60, 6, 6), np.uint8), "targets": np.arange(60) % 2}
+    np.savez(tmp_path / "images.npz", **images, ids=np.arange(100, 160))
+    Path("list.csv").write_text("person,epsilon\n" + "".join(f"{number},2\n" for number in range(99, 161)))
+    listed = ("--budgets", "list.csv", "--id-column", "person", "--model", "linear")
+    check(run("train", "images.npz", *listed, *SMALL, "--run-folder", "run"))
+    assert Plan.from_json(Path("run/plan.json").read_text()).people == 62
+
+
 def test_images_from_an_npz_file_train_the_user_s_own_network(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -223,6 +248,21 @@ def test_a_second_run_on_the_same_people_counts_the_first(run: Callable[..., Any
     assert both.verify().kept
     result = run("train", people, *again, "--plan", "first/plan.json")
     assert result.exit_code == 2
+
+
+def test_rows_without_ids_are_no_names(run: Callable[..., Any], people: Path) -> None:
+    """A row that was added since moves everybody by one: row 7 of then is not row 7 of now."""
+    anonymous = ("--label", "income", "--delta-column", "delta")
+    check(run("train", people, *anonymous, *SMALL, "--mechanism", "dp-sgd", "--run-folder", "first"))
+    again = (*anonymous, *SMALL, "--history", "first/plan.json", "--run-folder", "second")
+    header, *lines = people.read_text().splitlines()
+    people.write_text("\n".join([header, lines[-1], *lines[:-1]]) + "\n")
+    result = run("train", people, *again)
+    assert result.exit_code == 2
+    assert "--history-budgets" in result.output
+    people.write_text("\n".join([header, *lines]) + "\n")
+    check(run("train", people, *again))
+    assert Plan.from_json(Path("second/plan.json").read_text()).people_digest.startswith("places:")
 
 
 def test_a_finished_run_is_not_trained_over(run: Callable[..., Any], people: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pandas
 import polars
@@ -33,12 +35,73 @@ def test_each_person_may_have_their_own_delta() -> None:
         (([],), "at least one person"),
         (([[1.0, 2.0]],), "shape"),
         ((["a"],), "numbers"),
+        ((["0.5", "1"],), "Expected epsilon to be numbers. Got '0.5' for person 0"),
+        (([1.0, None],), "Got None for person 1"),
+        ((np.array([1.0, None], dtype=object),), "Got None for person 1"),
+        ((pandas.array([1, None], dtype="Int64"),), "for person 1"),
+        ((polars.Series([1.0, None]),), "Got nan for person 1"),
+        (([2.0, True],), "Got True for person 1"),
+        ((np.array([True, False]),), "Got True for person 0"),
+        ((np.array([1.0, 2.0 + 3j]),), "Got (1+0j) for person 0"),
+        (([10**400],), "fit in double precision"),
+        ((np.array([1], dtype="timedelta64[s]"),), "Expected epsilon to be numbers"),
+        (([1.0], "1e-5"), "Expected delta to be numbers. Got '1e-5' for everybody"),
+        (([1.0, 2.0], [1e-5, None]), "Expected delta to be numbers. Got None for person 1"),
     ],
 )
 def test_nonsense_is_refused_with_the_value_and_the_person(arguments: tuple, message: str) -> None:
     with pytest.raises(PdpsgdError) as caught:
         Budgets(*arguments)
     assert message in str(caught.value)
+
+
+def test_what_lies_under_a_mask_is_not_a_budget() -> None:
+    hidden = np.ma.array([1.0, 50.0, 2.0], mask=[False, True, False])
+    with pytest.raises(
+        PdpsgdError, match=r"Expected epsilon for every person. Got a masked one for person ben"
+    ):
+        Budgets(hidden, ids=["ann", "ben", "cy"])
+    with pytest.raises(PdpsgdError, match=r"Expected delta for every person. Got a masked one for person 1"):
+        Budgets([1.0, 1.0, 1.0], hidden / 100)
+    with pytest.raises(
+        PdpsgdError, match=r"Expected an id for every person. Got a masked one for position 1"
+    ):
+        Budgets([1.0, 1.0, 1.0], ids=hidden)
+    assert Budgets(np.ma.array([1.0, 2.0])).epsilon.tolist() == [1.0, 2.0]
+
+
+def test_numbers_may_come_in_any_form() -> None:
+    for numbers in (
+        [1, 2.5],
+        (Decimal(1), Decimal("2.5")),
+        np.array([1, 2.5], dtype=object),
+        np.float32([1, 2.5]),
+    ):
+        assert Budgets(numbers).epsilon.tolist() == [1, 2.5]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["ann", None],
+        ["ann", float("nan")],
+        [1.0, np.nan],
+        np.array(["ann", None], dtype=object),
+        pandas.array(["ann", None], dtype="string"),
+        pandas.array([1, None], dtype="Int64"),
+        polars.Series(["ann", None]),
+        np.array(["2020-01-01", "NaT"], dtype="datetime64[D]"),
+    ],
+    ids=str,
+)
+def test_a_missing_id_is_refused_with_its_place(ids: object) -> None:
+    with pytest.raises(PdpsgdError, match=r"Expected an id for every person. It is missing at position 1"):
+        Budgets([1.0, 2.0], ids=ids)
+
+
+def test_ids_of_several_kinds_are_refused() -> None:
+    with pytest.raises(PdpsgdError, match=r"all whole numbers or all text. Got values of int, str"):
+        Budgets([1.0, 2.0], ids=np.array([1, "1"], dtype=object))
 
 
 def test_duplicate_ids_are_refused_by_name() -> None:
@@ -62,6 +125,21 @@ def test_frames_of_pandas_and_polars_are_read_alike(frame: type) -> None:
     assert budgets.epsilon.tolist() == [1, 2]
     assert budgets.delta.tolist() == [1e-5, 1e-6]
     assert budgets.ids.tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("frame", [pandas.DataFrame, polars.DataFrame])
+@pytest.mark.parametrize("column", ["person", "epsilon", "delta"])
+def test_what_is_missing_in_a_frame_is_refused_with_its_row(frame: type, column: str) -> None:
+    whole = {"person": ["a", "b"], "epsilon": [1.0, 2.0], "delta": [1e-5, 1e-6]}
+    table = frame({**whole, column: [whole[column][0], None]})
+    with pytest.raises(PdpsgdError, match=f"in column '{column}' of the frame, row 1. It is missing"):
+        Budgets.from_table(table, id_column="person", delta_column="delta")
+
+
+@pytest.mark.parametrize("value", [None, True, "1.0", (1.0,), (1.0, None)])
+def test_a_mapping_has_numbers_only(value: object) -> None:
+    with pytest.raises(PdpsgdError, match=r"for (person ben|'ben')"):
+        Budgets.from_mapping({"ann": 1.0, "ben": value})
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -251,7 +251,8 @@ def test_a_plan_listed_twice_counts_twice() -> None:
 
 
 def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
-    numbers, text = Budgets(np.full(50, 1.0)), Budgets(np.full(50, 1.0), ids=[str(i) for i in range(50)])
+    numbers = Budgets(np.full(50, 1.0), ids=np.arange(50))
+    text = Budgets(np.full(50, 1.0), ids=[str(i) for i in range(50)])
     before = plan(numbers, steps=10, batch_size=5)
     with pytest.raises(PdpsgdError, match="ids of the same kind"):
         plan(text, steps=10, batch_size=5, history=[before])
@@ -265,9 +266,111 @@ def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
 def test_people_without_ids_are_matched_only_on_a_list_of_the_same_length() -> None:
     budgets = np.array([0.2] * 100 + [2.0] * 300)
     before = plan(Budgets(budgets), steps=10, batch_size=20)
-    assert plan(Budgets(budgets + 1), steps=10, batch_size=20, history=[before]).verify().kept
+    assert plan(Budgets(budgets), steps=10, batch_size=20, history=[plan_of_little(budgets)]).verify().kept
+    with pytest.warns(UserWarning, match="matched by the place on the list"):
+        assert plan(Budgets(budgets + 1), steps=10, batch_size=20, history=[before]).verify().kept
     with pytest.raises(PdpsgdError, match="known by their position only"):
         plan(Budgets(budgets[50:]), steps=10, batch_size=20, history=[before])
+
+
+def plan_of_little(budgets: np.ndarray) -> Plan:
+    """A plan for the same people that leaves them something."""
+    made = plan(Budgets(budgets), steps=1000, batch_size=20)
+    return made.prefix(10)
+
+
+def test_places_are_not_taken_for_ids() -> None:
+    """Number 1 of a list that counts from 1 is not the person at place 1."""
+    before = plan(Budgets([0.2] * 20 + [2.0] * 20), steps=10, batch_size=5)
+    numbered = Budgets([3.0] * 40, ids=np.arange(1, 41))
+    with pytest.raises(PdpsgdError, match="somebody's id is not their place"):
+        plan(numbered, steps=10, batch_size=5, history=[before])
+    with pytest.raises(PdpsgdError, match="somebody's id is not their place"):
+        plan(Budgets([3.0] * 40), steps=10, batch_size=5, history=[plan(numbered, steps=10, batch_size=5)])
+
+
+IDS = [f"p{i}" for i in range(40)]
+THEN = [1.0] * 20 + [4.0] * 20
+EXCHANGED = [4.0] + [1.0] * 19 + [1.0] + [4.0] * 19  # p0 and p20 have changed their minds since
+
+
+@pytest.fixture(scope="module")
+def read_back() -> Plan:
+    """A plan for people with ids, read from its file."""
+    return Plan.from_json(plan(Budgets(THEN, ids=IDS), steps=20, batch_size=10).to_json())
+
+
+def test_a_plan_s_file_says_for_whom_it_was_made(read_back: Plan) -> None:
+    assert read_back.people_digest.startswith("ids:")
+    assert read_back.with_people(Budgets(THEN, ids=IDS)).people_digest == read_back.people_digest
+    backwards = Budgets(THEN[::-1], ids=IDS[::-1])
+    assert read_back.with_people(backwards).people_digest == read_back.people_digest
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        Budgets(EXCHANGED, ids=IDS),
+        Budgets(THEN, ids=["somebody new", *IDS[1:]]),
+        Budgets(THEN, ids=[*IDS[1:], IDS[0]]),
+        Budgets(THEN),
+    ],
+    ids=["budgets changed", "somebody else", "budgets shifted", "no ids"],
+)
+def test_a_plan_is_not_attached_to_a_list_that_was_revised_since(read_back: Plan, others: Budgets) -> None:
+    """What p20 spent at 4 would be counted as what people spent at 1."""
+    with pytest.raises(PdpsgdError, match="This plan was made for"):
+        read_back.with_people(others)
+
+
+def test_a_revised_list_is_matched_by_id_with_the_list_as_it_was(read_back: Plan) -> None:
+    known = read_back.with_people(Budgets(THEN, ids=IDS))
+    revised = Budgets(np.array(EXCHANGED) + 4, ids=IDS)
+    later = plan(revised, steps=20, batch_size=10, history=[known])
+    spent = {e: known.history_of(i) for i, e in enumerate((1.0, 4.0))}
+    level_of = dict(zip(IDS, later.level_of_person(revised), strict=True))
+    assert later.levels[level_of["p20"]].history == spent[4.0]
+    assert later.levels[level_of["p0"]].history == spent[1.0]
+
+
+def test_people_without_ids_are_attached_in_the_same_order_only() -> None:
+    made = plan(Budgets(THEN), steps=20, batch_size=10)
+    again = Plan.from_json(made.to_json())
+    assert again.people_digest.startswith("places:")
+    assert again.with_people(Budgets(THEN)).people_digest == made.people_digest
+    assert again.with_people(Budgets(THEN, ids=IDS)).roster.named
+    with pytest.raises(PdpsgdError, match="order and levels do not have the digest"):
+        again.with_people(Budgets(EXCHANGED))
+
+
+def test_a_plan_with_a_history_is_run_on_the_people_it_was_made_for_only() -> None:
+    """Each level has a history of its own: at its budget, somebody else's would be another."""
+    half = plan(Budgets(np.array(THEN) / 2, ids=IDS), steps=20, batch_size=10)
+    second = plan(Budgets(THEN, ids=IDS), steps=20, batch_size=10, history=[half])
+    again = Plan.from_json(second.to_json())
+    assert again.roster is None
+    assert again.level_of_person(Budgets(THEN, ids=IDS)).tolist() == [0] * 20 + [1] * 20
+    with pytest.raises(PdpsgdError, match="some of them allowed something else then"):
+        again.level_of_person(Budgets(EXCHANGED, ids=IDS))
+
+
+def test_files_of_earlier_versions_are_read_and_attached_with_a_warning(read_back: Plan) -> None:
+    import json
+
+    document = json.loads(read_back.to_json())
+    del document["people_digest"]
+    older = Plan.from_json(json.dumps(document))
+    assert older.people_digest is None
+    assert older.digest == read_back.digest
+    with pytest.warns(UserWarning, match="does not say for whom it was made"):
+        older.with_people(Budgets(EXCHANGED, ids=IDS))
+
+
+def test_the_people_of_an_as_published_plan_have_no_public_digest() -> None:
+    published = plan(Budgets(THEN), "adapdp", steps=10, batch_size=5, bookkeeping="as-published", seed=0)
+    assert published.people_digest is None
+    assert "people_digest" not in published.to_json()
+    assert not Plan.from_json(published.to_json()).roster.named
 
 
 def test_large_ids_of_another_width_are_still_the_same_people() -> None:
@@ -439,6 +542,7 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d.update(accountant="mine"), "accountant='mine'"),
         (lambda d: d.pop("levels"), "a list 'levels'"),
         (lambda d: d.update(max_grad_norm=0), "max_grad_norm > 0"),
+        (lambda d: d.update(people_digest=7), "begin with 'ids:' or 'places:'. Got 7"),
     ],
 )
 def test_tampered_files_are_refused_with_the_reason(small: Plan, change, message: str) -> None:

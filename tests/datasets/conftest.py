@@ -120,7 +120,13 @@ def _small_idx(name: str) -> Miniature:
         packed = gzip.compress(content, mtime=1)
         files[file.name] = packed
         known.append(
-            IdxFile(file.name, hashlib.md5(packed).hexdigest(), hashlib.sha256(content).hexdigest(), shape)
+            IdxFile(
+                file.name,
+                hashlib.md5(packed).hexdigest(),
+                hashlib.sha256(content).hexdigest(),
+                shape,
+                len(packed),
+            )
         )
     return Miniature(replace(CATALOGUE[name], files=tuple(known), train_people=30, test_people=10), files)
 
@@ -134,7 +140,7 @@ def _small_svhn() -> Miniature:
         packed = mat_bytes(images, labels)
         files[file.name] = packed
         counts = (people // 10,) * 10
-        known.append(MatFile(file.name, hashlib.md5(packed).hexdigest(), images.shape, counts))
+        known.append(MatFile(file.name, hashlib.md5(packed).hexdigest(), images.shape, counts, len(packed)))
     return Miniature(replace(CATALOGUE["svhn"], files=tuple(known)), files)
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from pdpsgd.cli.data import app
 from pdpsgd.datasets.catalogue import CATALOGUE
+from pdpsgd.datasets.formats import md5_of
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.schema import Numeric, Schema
 
@@ -70,13 +71,38 @@ def test_a_check_of_intact_files_ends_well(small, tmp_path: Path) -> None:
     assert run("check", "--data-folder", tmp_path) == f"mnist in {tmp_path / 'mnist'}: intact\n"
 
 
-def test_a_check_of_damaged_files_ends_with_code_1_and_names_the_file(small, tmp_path: Path) -> None:
-    folder = small("mnist").write(tmp_path / "mnist")
-    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
+@pytest.fixture(params=["mnist", "svhn"])
+def truncated(request, small, tmp_path: Path) -> tuple[str, Path, int]:
+    """A benchmark with a file that is cut off, the file, and how long it should be."""
+    miniature = small(request.param)
+    folder = miniature.write(tmp_path / request.param)
+    file = miniature.benchmark.files[0]
+    (folder / file.name).write_bytes(miniature.files[file.name][:1000])
+    return request.param, folder / file.name, file.size
+
+
+def test_a_check_of_damaged_files_ends_with_code_1_and_names_the_file_and_its_length(
+    truncated, tmp_path: Path
+) -> None:
+    name, path, size = truncated
     result = CliRunner().invoke(app, ["check", "--json", "-", "--data-folder", str(tmp_path)])
     assert result.exit_code == 1
     (entry,) = json.loads(result.output)
-    assert "t10k-labels-idx1-ubyte.gz cannot be used" in entry["problem"]
+    assert f"{path} cannot be used" in entry["problem"]
+    assert "truncated" in entry["problem"]
+    assert f"It has 1,000 bytes and md5 {md5_of(path)}, the published file {size:,} bytes" in entry["problem"]
+    assert f"pdpsgd data get {name}" in entry["problem"]
+
+
+def test_the_list_does_not_call_damaged_files_present(truncated, tmp_path: Path) -> None:
+    name, path, size = truncated
+    output = run("list", "--data-folder", tmp_path)
+    assert "damaged, see below" in output
+    assert f"{name}: {path} cannot be used for {name}" in output
+    assert f"the published file {size:,} bytes" in output
+    rows = {row["name"]: row for row in json.loads(run("list", "--json", "-", "--data-folder", tmp_path))}
+    assert rows[name]["found"] is None
+    assert str(path) in rows[name]["problem"]
 
 
 def test_a_check_of_what_is_not_here_says_how_to_get_it(small) -> None:

@@ -68,7 +68,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return Finished(["compare", "resume", "disagree", "die"], tmp_path_factory.mktemp("two"), 2)
+    return Finished(["compare", "resume", "disagree", "differ", "die"], tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,15 @@ def test_a_resumed_run_ends_where_the_whole_one_does_and_refuses_another_number_
 
 def test_ranks_with_different_plans_are_stopped(two_ranks):
     assert all("same plan on all ranks" in one["error"] for one in two_ranks.found("disagree"))
+
+
+@pytest.mark.parametrize("what", ["inputs", "targets", "order of a dataset"])
+def test_ranks_with_different_data_are_stopped(two_ranks, what):
+    assert all("same data on all ranks" in one[what] for one in two_ranks.found("differ"))
+
+
+def test_ranks_that_find_people_s_records_in_different_places_are_stopped(two_ranks):
+    assert all("same records of people on all ranks" in one["places"] for one in two_ranks.found("differ"))
 
 
 def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):

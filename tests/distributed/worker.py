@@ -39,11 +39,12 @@ PLANS = {
 }
 
 
-def make_private(plan, *, start=3, **options):
-    people = plan.people
+def make_data(people):
     generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(people, 5, generator=generator)
-    targets = torch.arange(people) % 3
+    return torch.randn(people, 5, generator=generator), torch.arange(people) % 3
+
+
+def make_private(plan, *, start=3, data=None, **options):
     torch.manual_seed(start)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     budgets = Budgets([level.epsilon for level in plan.levels for _ in range(level.people)])
@@ -51,7 +52,7 @@ def make_private(plan, *, start=3, **options):
     engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5),
-        data_loader=(inputs, targets),
+        data_loader=make_data(plan.people) if data is None else data,
         plan=plan,
         budgets=budgets,
         **options,
@@ -118,12 +119,32 @@ def resume(folder):
     return {"whole": weights(whole), "resumed": weights(later)}
 
 
-def disagree(folder):
+def refusal(plan, **options):
     try:
-        make_private(make_plan(steps=8 + int(os.environ["RANK"])), seed=5)
+        make_private(plan, seed=5, **options)
     except ValueError as error:
-        return {"error": str(error)}
-    return {"error": None}
+        return str(error)
+    return ""
+
+
+def disagree(folder):
+    return {"error": refusal(make_plan(steps=8 + int(os.environ["RANK"])))}
+
+
+def differ(folder):
+    """Each rank has data of its own, in one way or another."""
+    plan, rank = PLANS["some"], int(os.environ["RANK"])
+    inputs, targets = make_data(plan.people)
+    one_pixel = inputs.clone()
+    one_pixel[7, 2] += rank
+    exchanged = torch.arange(plan.people).roll(rank)
+    dataset = list(zip(inputs[exchanged], targets[exchanged].tolist(), strict=True))
+    return {
+        "inputs": refusal(plan, data=(one_pixel, targets)),
+        "targets": refusal(plan, data=(inputs, targets.roll(rank))),
+        "order of a dataset": refusal(plan, data=dataset),
+        "places": refusal(plan, record_of_person=exchanged.numpy()),
+    }
 
 
 def die(folder):

@@ -223,3 +223,9 @@ def test_the_plans_own_list_of_people_will_do(private, helpers):
     assert len(next(iter(run.loader))[0]) == 25
     with pytest.raises(PdpsgdError, match="which of the plan's 2 levels"):
         private(plan=plan, budgets=None)
+
+
+def test_masked_record_numbers_are_refused(private):
+    numbers = np.ma.masked_array(np.arange(40), mask=np.arange(40) == 3)
+    with pytest.raises(PdpsgdError, match="record_of_person without masked values"):
+        private(record_of_person=numbers)

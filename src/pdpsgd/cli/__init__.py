@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -25,7 +26,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exit code 2 for what the user gave, 130 after Ctrl-C."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
         except PdpsgdError as error:
             _say("Error", str(error))
             raise typer.Exit(USER_ERROR) from error
@@ -72,11 +75,16 @@ def _pdpsgd(
     """
 
 
-def _say(kind: str, message: str) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as a sentence, without the line of code that gave it."""
+    _say("Warning", str(message), style="bold yellow")
+
+
+def _say(kind: str, message: str, *, style: str = "bold red") -> None:
     from rich.console import Console
 
     console = Console(stderr=True)
-    console.print(f"{kind}:", style="bold red", end=" ")
+    console.print(f"{kind}:", style=style, end=" ")
     console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -31,7 +31,7 @@ DataFolder = Annotated[
 
 @app.command("list")
 def list_(data_folder: DataFolder = None, json_file: JsonFile = None) -> None:
-    """List the benchmarks, and where each of them is on this machine.
+    """List the benchmarks, and where each of them is on this machine, intact.
 
     \b
     Examples:
@@ -53,9 +53,12 @@ def list_(data_folder: DataFolder = None, json_file: JsonFile = None) -> None:
     for row in rows:
         people = f"{row['train_people']:,} + {row['test_people']:,} to test"
         shape = " x ".join(map(str, row["input_shape"]))
-        where = row["found"] or f"not here: {_way_to(row['name'])}"
-        table.add_row(row["name"], row["what"], people, shape, escape(where))
+        missing = "damaged, see below" if row["problem"] else f"not here: {_way_to(row['name'])}"
+        table.add_row(row["name"], row["what"], people, shape, escape(row["found"] or missing))
     Console().print(table)
+    for row in rows:
+        if row["problem"]:
+            typer.echo(f"{row['name']}: {row['problem']}")
 
 
 @app.command()
@@ -114,7 +117,7 @@ def check(
         elif name:
             found = _entry(wanted, data_folder)["found"]
             if not found:
-                fail(f"Expected the files of {wanted!r} on this machine. Found none: {_way_to(wanted)}.")
+                fail(f"Expected all files of {wanted!r} in a folder. Found none that has: {_way_to(wanted)}.")
             results.append({"name": wanted, "folder": found, "problem": None, "notes": []})
     if json_file is not None:
         Screen(quiet=False, json_file=json_file).write_json(json.dumps(results, indent=1))
@@ -173,16 +176,18 @@ def schema(
 
 
 def _entry(name: str, data_folder: Path | None) -> dict[str, Any]:
-    """What the catalogue knows of a benchmark, and where it was found."""
+    """What the catalogue knows of a benchmark, where it was found, and what is wrong with its files there."""
     from pdpsgd.datasets.catalogue import benchmark
     from pdpsgd.datasets.folders import find
 
     entry = benchmark(name)
+    problem = None
     if entry.built_in:
         found = "scikit-learn" if importlib.util.find_spec("sklearn") else None
     else:
         place = find(entry, data_folder)
-        found = None if place is None else str(place)
+        problem = None if place is None else _problem(name, place)[0]
+        found = None if place is None or problem else str(place)
     return {
         "name": name,
         "what": entry.title,
@@ -192,6 +197,7 @@ def _entry(name: str, data_folder: Path | None) -> dict[str, Any]:
         "classes": list(entry.classes),
         "terms": entry.terms,
         "found": found,
+        "problem": problem,
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from pdpsgd.errors import check_positive, fail
+from pdpsgd.errors import PdpsgdError, check_positive, fail
 
 if TYPE_CHECKING:
     from pdpsgd.budgets import Budgets
@@ -220,7 +220,11 @@ def earlier_plans(files: list[Path] | None, lists: list[Budgets], now: Budgets) 
     plans = []
     for path, budgets in zip(files, lists, strict=True):
         earlier = read_plan(path)
-        plans.append(earlier if earlier.roster is not None else earlier.with_people(budgets))
+        try:
+            plans.append(earlier if earlier.roster is not None else earlier.with_people(budgets))
+        except PdpsgdError as error:
+            remedy = "Name the list that the plan was made for, as it was then, with --history-budgets."
+            raise PdpsgdError(f"{path}: {error} {remedy}") from error
     return plans
 
 
@@ -361,7 +365,6 @@ def read_budgets(
 
 def read_plan(file: Path, *, verify: bool = False) -> Plan:
     """A plan from a JSON file; errors name it."""
-    from pdpsgd.errors import PdpsgdError
     from pdpsgd.plans import Plan
 
     try:

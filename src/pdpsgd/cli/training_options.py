@@ -220,9 +220,15 @@ def read_material(
         )
 
     id_column = id_column or (data.schema.id_column if data.schema is not None else None)
+    if budgets_file is not None and (id_column is None or not data.named):
+        where = f"{budgets_file} (--id-column)" if id_column is None else source
+        fail(
+            f"Expected an id for each person in {where}, to know whose budget is whose with --budgets. Got none: with "
+            "a row more or less in either file, everybody would get the next person's budget."
+        )
     listed = read_list(budgets_file or Path(source), id_column)
     if in_data and id_column is None:
-        listed = Budgets(listed.epsilon, listed.delta, ids=everybody, allow_infinite=allow_infinite)
+        listed = Budgets(listed.epsilon, listed.delta, ids=everybody, allow_infinite=True).without_names()
     if test_share is not None and data.test_ids is not None:
         return _set_aside(data, listed, data.test_ids)
     if test_file is not None and in_data:
@@ -286,6 +292,7 @@ def _with_tiers(data: PeopleData, shares: dict[float, float], delta: float, seed
     """People in tiers at random, by a public seed; test people, too."""
     listed = Budgets.from_tiers(shares, len(data.ids), delta, shuffle=seed)
     budgets = Budgets(listed.epsilon, listed.delta, ids=data.ids)
+    budgets = budgets if data.named else budgets.without_names()
     if data.test_inputs is None:
         return Material(data, budgets, None)
     test = Budgets.from_tiers(shares, len(data.test_inputs), delta, shuffle=seed + 1)
@@ -301,4 +308,5 @@ def _set_aside(data: PeopleData, listed: Budgets, test_ids: IdArray) -> Material
         if name not in epsilon_of:
             fail(f"Expected every record's person to be on the list. Got {name!r}, who is not.")
     left = Budgets(listed.epsilon[~aside], listed.delta[~aside], ids=listed.ids[~aside], allow_infinite=True)
+    left = left if listed.named else left.without_names()
     return Material(data, left, tier_names(np.array([epsilon_of[name] for name in test_ids.tolist()])))

@@ -16,24 +16,29 @@ from pdpsgd.errors import check_one_of
 class IdxFile:
     """One array in the IDX format of MNIST, compressed or not.
 
-    `md5` is that of the published, compressed file. `content_sha256` is that of what is inside: packages
-    compress the same content anew, so that is what a local file is compared by.
+    `md5` and `size` (bytes) are those of the published, compressed file. `content_sha256` is that of what is
+    inside: packages compress the same content anew, so that is what a local file is compared by.
     """
 
     name: str
     md5: str
     content_sha256: str
     shape: tuple[int, ...]
+    size: int
 
 
 @dataclass(frozen=True)
 class MatFile:
-    """SVHN's images and labels in one MATLAB file: X of `shape`, y with so many of each digit from 0 to 9."""
+    """SVHN's images and labels in one MATLAB file: X of `shape`, y with so many of each digit from 0 to 9.
+
+    `md5` and `size` (bytes) are those of the published file.
+    """
 
     name: str
     md5: str
     shape: tuple[int, ...]
     class_counts: tuple[int, ...]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -95,24 +100,28 @@ CATALOGUE: dict[str, Benchmark] = {
                 "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
                 (60_000, 28, 28),
+                9_912_422,
             ),
             IdxFile(
                 "train-labels-idx1-ubyte.gz",
                 "d53e105ee54ea40749a09fcbcd1e9432",
                 "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
                 (60_000,),
+                28_881,
             ),
             IdxFile(
                 "t10k-images-idx3-ubyte.gz",
                 "9fb629c4189551a2d022fa330f9573f3",
                 "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
                 (10_000, 28, 28),
+                1_648_877,
             ),
             IdxFile(
                 "t10k-labels-idx1-ubyte.gz",
                 "ec29112dd5afa0611ce80d1b7f02629c",
                 "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
                 (10_000,),
+                4_542,
             ),
         ),
         mirrors=(
@@ -147,24 +156,28 @@ CATALOGUE: dict[str, Benchmark] = {
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
                 (60_000, 28, 28),
+                26_421_880,
             ),
             IdxFile(
                 "train-labels-idx1-ubyte.gz",
                 "25c81989df183df01b3e8a0aad5dffbe",
                 "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
                 (60_000,),
+                29_515,
             ),
             IdxFile(
                 "t10k-images-idx3-ubyte.gz",
                 "bef4ecab320f06d8554ea6380940ec79",
                 "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
                 (10_000, 28, 28),
+                4_422_102,
             ),
             IdxFile(
                 "t10k-labels-idx1-ubyte.gz",
                 "bb300cfdad3c16e7a12a480ee83cd310",
                 "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
                 (10_000,),
+                5_148,
             ),
         ),
         mirrors=(
@@ -188,12 +201,14 @@ CATALOGUE: dict[str, Benchmark] = {
                 "e26dedcc434d2e4c54c9b2d4a06d8373",
                 (32, 32, 3, 73_257),
                 (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+                182_040_794,
             ),
             MatFile(
                 "test_32x32.mat",
                 "eb5a983be6a315427106f1b164d9cef3",
                 (32, 32, 3, 26_032),
                 (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+                64_275_384,
             ),
         ),
         mirrors=("http://ufldl.stanford.edu/housenumbers/",),

@@ -42,7 +42,8 @@ def find(benchmark: Benchmark, folder: str | os.PathLike[str] | None = None) -> 
 def locate(file: IdxFile | MatFile, folder: Path) -> Path | None:
     """The file in this folder, under its published name or unpacked."""
     names = (file.name, file.name.removesuffix(".gz"))
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    # Not Path.is_file, which fails in a folder that this user may not read.
+    return next((folder / name for name in names if os.path.isfile(folder / name)), None)
 
 
 def user_cache() -> Path:

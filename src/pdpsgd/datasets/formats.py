@@ -36,8 +36,9 @@ def read(file: IdxFile | MatFile, path: Path, *, name: str) -> Reading:
     except OSError as error:
         fail(f"Could not read {path}: {error.strerror or error}.")
     except _DamagedError as damage:
+        beside = f"{_beside_the_published(file, path)} " if path.name == file.name else ""
         fail(
-            f"{path} cannot be used for {name}: {damage}. "
+            f"{path} cannot be used for {name}: {damage}. {beside}"
             f"Delete it and run `pdpsgd data get {name}`, or put an intact copy there."
         )
 
@@ -49,6 +50,12 @@ def md5_of(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _beside_the_published(file: IdxFile | MatFile, path: Path) -> str:
+    """Length and checksum of the file, and those that were published."""
+    here = f"{path.stat().st_size:,} bytes and md5 {md5_of(path)}"
+    return f"It has {here}, the published file {file.size:,} bytes and md5 {file.md5}."
 
 
 class _DamagedError(Exception):
@@ -68,8 +75,7 @@ def _decompressed(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except EOFError:
-        size = path.stat().st_size
-        raise _DamagedError(f"it is truncated, the compressed data ends after {size:,} bytes") from None
+        raise _DamagedError("it is truncated") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise _DamagedError(f"it is not intact gzip data ({error})") from None
 
@@ -81,7 +87,7 @@ def _what_is_wrong(file: IdxFile, content: bytes, digest: str) -> str:
                 return f"its content is {other.name}'s {known.name}"
     expected = IDX_HEADER[len(file.shape)] + math.prod(file.shape)
     if len(content) != expected:
-        return f"it holds {len(content):,} bytes, the published file {expected:,}"
+        return f"unpacked, it holds {len(content):,} bytes, the published file {expected:,}"
     return f"its content has sha256 {digest[:12]}..., not the published {file.content_sha256[:12]}..."
 
 

@@ -13,10 +13,8 @@ from functools import reduce
 import numpy as np
 
 from pdpsgd.accounting import Exposure, accountant
-from pdpsgd.as_published import NOTHING_LEFT
 from pdpsgd.noise_search import smallest_noise_multiplier
 from pdpsgd.plans import Plan
-from pdpsgd.theorems import participation_for
 
 
 def _in_epochs(planned: Plan, batch_size: float) -> Plan:
@@ -61,6 +59,10 @@ def _with_weighted_batches(planned: Plan, batch_size: float) -> Plan:
     The paper's appendix has a weighted sampler for batches, its Algorithm 1 draws people once a round. Those who are
     charged for a round are the same as there, those who are exposed to it are not.
     """
+    # Imported here, because the command line's help reads this module.
+    from pdpsgd.as_published import NOTHING_LEFT
+    from pdpsgd.theorems import participation_for
+
     epsilon = np.array([level.epsilon for level in planned.levels])
     people = np.array([level.people for level in planned.levels], dtype=float)
     left, rounds = epsilon.copy(), []
