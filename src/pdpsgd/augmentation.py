@@ -61,10 +61,10 @@ def check_augment(augment: Callable[[Any], Any], inputs: Any, size: int) -> None
             fail(f"Expected augment to keep the {few} examples of a batch. Got tensors of shape {shapes}.")
         for row in range(few):
             with seeded(seed):
-                after = named_tensors(augment(exchanged(given, few, row, (row + 1) % few)))
+                after = named_tensors(augment(exchanged(given, few, [row], (row + 1) % few)))
             for name, part in before.items():
                 changed = name not in after or (
-                    not same_but_for(row, part, after[name], few)
+                    not same_but_for([row], part, after[name], few)
                     if name in rows
                     else not torch.equal(part, after[name])
                 )

@@ -6,12 +6,14 @@ drawn, and clipping that row does not bound what the others do to the sum.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -39,31 +41,73 @@ def check_collation(records: Records, *, by_place: bool) -> None:
     if not isinstance(records, DatasetRecords) or records.collate is default_collate or len(records) < 2:
         return
     items, collate = records.some_items(CHECKED_RECORDS), records.collate
-    rows = _names_of_rows(collate, items)
+    first, fewer = _Collated.of(collate, items), _Collated.of(collate, items[:FEWER_RECORDS])
+    rows = [name for name in first.with_rows if name in fewer.with_rows]
     if by_place:
         _check_order(collate, items, rows)
     if not rows:
-        warnings.warn(
-            "Whether records mix in collate_fn could not be checked: it gives no tensor with a row for each record. "
-            "If they do, nothing is proven.",
-            stacklevel=3,
+        return _warn("it gives no tensor with a row for each record")
+    if first.rows(rows) != _Collated.of(collate, items).rows(rows):
+        return _warn(
+            "it gives something else every time, with the same random numbers of torch, NumPy and Python"
         )
-        return
+    told = True
     for row in range(len(items)):
-        other = [*items[:row], items[row - 1], *items[row + 1 :]]
-        before, after = _collated(collate, items, row), _collated(collate, other, row)
-        for name in rows:
-            if name not in after or before[name].shape != after[name].shape:
-                _refuse_lengths()
-        gone = _bytes_of_rows(before, rows) - _bytes_of_rows(after, rows)
-        if gone.total() > 1:
+        before = _Collated.of(collate, items, seed=row)
+        after = _Collated.of(collate, [*items[:row], items[row - 1], *items[row + 1 :]], seed=row)
+        if any(
+            name not in after.parts or before.parts[name].shape != after.parts[name].shape for name in rows
+        ):
+            _refuse_lengths()
+        if before.next_random != after.next_random:
+            told = False  # later records got other random numbers, because of this one's length, say
+        elif (before.rows(rows) - after.rows(rows)).total() > 1 or before.shared(fewer) != after.shared(
+            fewer
+        ):
             fail(
                 "Expected a collate_fn that gives each record a row of its own, whatever the others are. Got one "
-                "in which exchanging a record changes the rows of others: it mixes records, or normalises over "
-                "them. Do to each record what has to be done in the dataset's __getitem__, with constants that are "
-                "public."
+                "in which exchanging a record changes the rows of others, or what all of them share: it mixes records, "
+                "or computes something over them. Do to each record what has to be done in the dataset's __getitem__, "
+                "with constants that are public."
             )
-    records.shapes = RowShapes({name: before[name].shape[1:] for name in rows})
+    if not told:
+        _warn("how many random numbers it draws depends on the records")
+    records.shapes = RowShapes({name: first.parts[name].shape[1:] for name in rows})
+
+
+@dataclass(frozen=True)
+class _Collated:
+    """Some records put together, and the random number that would have come next."""
+
+    size: int
+    parts: dict[str, Tensor]
+    is_list_of_records: bool
+    next_random: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, collate: Collate, items: Sequence[Any], seed: int = 0) -> _Collated:
+        with seeded(seed):
+            batch = collate(list(items))
+            following = (float(torch.rand(())), random.random(), float(np.random.random()))  # noqa: NPY002
+        a_list = isinstance(batch, (list, tuple)) and len(batch) == len(items)
+        return cls(len(items), named_tensors(batch), a_list, following)
+
+    @property
+    def with_rows(self) -> list[str]:
+        """The names of the tensors that have a row for each record."""
+        return [name for name, part in self.parts.items() if has_rows(part, self.size)]
+
+    def rows(self, names: Sequence[str]) -> Counter[bytes]:
+        """How often each record's row is there, all tensors together: a collation may sort records."""
+        flat = [_bytes(self.parts[name]) for name in names]
+        return Counter(b"".join(part[index].tobytes() for part in flat) for index in range(self.size))
+
+    def shared(self, fewer: _Collated) -> dict[str, bytes]:
+        """What stands beside the rows and is no list of records."""
+        if self.is_list_of_records:
+            return {}
+        names = [n for n in self.parts if n.count(".") <= 1 and n in fewer.parts and n not in self.with_rows]
+        return {name: self.parts[name].detach().cpu().numpy().tobytes() for name in names}
 
 
 @dataclass(frozen=True)
@@ -79,28 +123,12 @@ class RowShapes:
             _refuse_lengths()
 
 
-def _names_of_rows(collate: Collate, items: Sequence[Any]) -> list[str]:
-    """The tensors that have a row for each record, however many records there are."""
-    all_of_them, fewer = _collated(collate, items, 0), _collated(collate, items[:FEWER_RECORDS], 0)
-    return [
-        name
-        for name, part in all_of_them.items()
-        if has_rows(part, len(items)) and name in fewer and has_rows(fewer[name], len(items[:FEWER_RECORDS]))
-    ]
-
-
-def _bytes_of_rows(parts: dict[str, Tensor], rows: Sequence[str]) -> Counter[bytes]:
-    """How often each record's row is there, all tensors together: a collation may sort records."""
-    flat = [parts[name].detach().cpu().reshape(len(parts[name]), -1).numpy() for name in rows]
-    return Counter(b"".join(part[index].tobytes() for part in flat) for index in range(len(flat[0])))
-
-
 def _check_order(collate: Collate, items: Sequence[Any], rows: Sequence[str]) -> None:
     """Rows put elsewhere by place alone move along with one exchange of order or another, not with both of these."""
     size, kept = len(items), bool(rows)
-    before = _collated(collate, items, 0)
+    before = _Collated.of(collate, items).parts
     for order in ([*range(1, size), 0], [1, 0, *range(2, size)]):
-        after = _collated(collate, [items[place] for place in order], 0)
+        after = _Collated.of(collate, [items[place] for place in order]).parts
         kept &= all(name in after and _equal(before[name][order], after[name]) for name in rows)
     if not kept:
         fail(
@@ -111,13 +139,19 @@ def _check_order(collate: Collate, items: Sequence[Any], rows: Sequence[str]) ->
         )
 
 
-def _collated(collate: Collate, items: Sequence[Any], seed: int) -> dict[str, Tensor]:
-    with seeded(seed):
-        return named_tensors(collate(list(items)))
+def _bytes(part: Tensor) -> np.ndarray[Any, Any]:
+    return part.detach().cpu().reshape(len(part), -1).view(torch.uint8).numpy()
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"Whether records mix in collate_fn could not be checked: {reason}. If they do, nothing is proven.",
+        stacklevel=4,
+    )
 
 
 def _refuse_lengths() -> None:

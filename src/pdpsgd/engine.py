@@ -323,14 +323,13 @@ class PrivacyEngine:
             self.loader.inspect = None
         elif not watched and chunk is not None and chunk.size > 1:
             self._last_watch = self.optimizer.watch = LossWatch(
-                self.module,
+                self.gradients,
                 batch,
                 chunk.size,
                 owner=self,
                 loss_reduction=self._loss_reduction,
                 views=self._views,
-                check_loss=self.criterion is None,
-                forget=self.gradients.forget,
+                criterion_is_checked=self.criterion is not None,
             )
             self._last_watch.start()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -62,36 +62,36 @@ def has_rows(tensor: Tensor, size: int) -> bool:
     return tensor.dim() > 0 and tensor.shape[0] == size
 
 
-def exchanged(tree: Any, size: int, row: int, by: int) -> Any:
-    """A copy of a batch of `size` examples in which one is replaced by another of them.
+def exchanged(tree: Any, size: int, rows: Sequence[int], by: int) -> Any:
+    """A copy of a batch of `size` examples in which some are replaced by another of them.
 
-    >>> exchanged(torch.tensor([1, 2, 3]), 3, 0, 2).tolist()
-    [3, 2, 3]
+    >>> exchanged(torch.tensor([1, 2, 3]), 3, [0, 1], 2).tolist()
+    [3, 3, 3]
     """
 
     def change(tensor: Tensor) -> Tensor:
         changed = tensor.detach().clone()
         if has_rows(tensor, size):
-            changed[row] = tensor.detach()[by]
+            changed[list(rows)] = tensor.detach()[by]
         return changed
 
     return map_tensors(change, tree)
 
 
-def same_but_for(row: int, one: Tensor, other: Tensor, size: int) -> bool:
-    """Whether two tensors are alike in all rows but those of one example (of several views, all of its rows)."""
+def same_but_for(rows: Sequence[int], one: Tensor, other: Tensor, size: int) -> bool:
+    """Whether two tensors are alike but in the rows of some of `size` examples (all rows of each, if there are views).
+
+    Rounding may differ with what stands in other rows; what mixes examples is far coarser than that.
+    """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    views = one.shape[0] // size
-    kept = torch.ones(one.shape[0], dtype=torch.bool, device=one.device)
-    kept[row * views : (row + 1) * views] = False
+    kept = torch.ones(size, dtype=torch.bool)
+    kept[list(rows)] = False
+    kept = kept.repeat_interleave(one.shape[0] // size).to(one.device)
     before, after = one.detach()[kept], other.detach()[kept]
-    # Rounding may differ with what stands in other rows; what mixes examples is far coarser than that.
-    return (
-        torch.allclose(before, after, rtol=1e-5, atol=1e-6, equal_nan=True)
-        if before.is_floating_point()
-        else bool(torch.equal(before, after))
-    )
+    if not before.is_floating_point():
+        return bool(torch.equal(before, after))
+    return torch.allclose(before, after, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @contextmanager

@@ -57,6 +57,11 @@ class ClippedGradients:
         _watching[module] = weakref.ref(self)
 
     @property
+    def anchor(self) -> Tensor:
+        """What hangs the watched layers into autograd's graph; its gradient is nothing."""
+        return self._recorder.anchor
+
+    @property
     def recorded_batch_size(self) -> int | None:
         """How many examples the backward pass that waits to be collected had; None if none waits."""
         calls = self._recorder.calls

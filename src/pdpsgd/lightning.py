@@ -10,6 +10,7 @@ private data: do not publish it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -127,7 +128,8 @@ def _as_forward(module: Any) -> Iterator[None]:
         stand_in = module.__dict__.pop("forward")
         module.__dict__.update({name: own for name, own in before.items() if name == "forward"})
         try:
-            return module.training_step(batch, 0)
+            takes_index = len(inspect.signature(module.training_step).parameters) > 1  # as Lightning allows
+            return module.training_step(batch, 0) if takes_index else module.training_step(batch)
         finally:
             module.__dict__["forward"] = stand_in
 

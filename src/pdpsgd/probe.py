@@ -23,13 +23,19 @@ MOVED_BY = 1e-3
 
 
 def check_examples_do_not_mix(
-    module: nn.Module, loss: Loss, inputs: Any, targets: Any = None, *, loss_reduction: str = "mean"
+    module: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    loss_reduction: str = "mean",
+    size: int | None = None,
 ) -> bool:
     """Refuse a model or loss in which an example's gradient depends on the rest of the batch.
 
     `inputs` is what the model is called with (a tuple or dict is spread out), and `loss(outputs, targets)`, or
     `loss(outputs)` without targets, is reduced over the batch as `loss_reduction` says. The first few examples of
-    the batch are used. Returns whether there were enough of them (two) to tell.
+    the batch (of `size`; by default the first tensor's) are used. Returns whether there were enough of them (two).
 
     Two things are compared: without dropout, an example's gradient alone (plain autograd) with its gradient in the
     batch (as it will be clipped); and in training mode with the same random numbers, the gradients of the other
@@ -42,7 +48,7 @@ def check_examples_do_not_mix(
     can stay unseen.
     """
     check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
-    size = _batch_size(inputs)
+    size = _batch_size(inputs) if size is None else size
     if size < 2:
         return False
     examples = min(EXAMPLES, size)
@@ -99,8 +105,11 @@ class _Probe:
 
     def compare_alone_with_batch(self, batch: Any) -> None:
         self.gradients.module.eval()
+        state = torch.get_rng_state()
         with self.gradients.recording_in_evaluation():
             together = self._in_batch(batch)
+        if not torch.equal(state, torch.get_rng_state()):
+            return  # a model that draws random numbers when it is evaluated: alone, it would draw others
         alone = torch.stack(
             [self._alone(_pick(batch, [index], self.examples)) for index in range(self.examples)]
         )

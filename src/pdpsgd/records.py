@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -242,8 +243,18 @@ def repeated(part: Any, times: int) -> Any:
     return map_tensors(lambda tensor: tensor.repeat_interleave(times, 0), part)
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What a model is called with: positional and by keyword."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     """The model's outputs; a tuple, list or dict of inputs is spread out."""
+    if isinstance(inputs, Arguments):
+        return model(*inputs.args, **inputs.kwargs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
