@@ -101,7 +101,8 @@ def test_the_simplest_experiment_that_gives_the_print_is_named_else_the_nearest(
     record.add(made_up(experiments_on(sampling)["pixels from -1 to 1"], 0, 0.91))
     text = table_1_as_published(search, record).markdown
     assert "| -4.05 | a rate that falls: 94.50 (1) |" in text
-    assert "| -2.50 | not explained; nearest is pixels from -1 to 1: 91.00 (1), -1.50 |" in text
+    assert "| -2.50 | not explained |" in text
+    assert "| MNIST | 0 | sampling | pixels from -1 to 1 | 91.00 (1) | -1.50 |" in text
 
 
 def test_a_reading_nobody_knows_is_refused() -> None:
