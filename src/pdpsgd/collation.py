@@ -6,6 +6,7 @@ drawn, and clipping that row does not bound what the others do to the sum.
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections import Counter
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pdpsgd.errors import fail
+from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.examples import has_rows, named_tensors, seeded
 from pdpsgd.records import DatasetRecords, Records
 
@@ -40,17 +41,29 @@ def check_collation(records: Records, *, by_place: bool) -> None:
     """
     if not isinstance(records, DatasetRecords) or records.collate is default_collate or len(records) < 2:
         return
+    try:
+        records.shapes = _checked(records, by_place=by_place)
+    except PdpsgdError:
+        raise
+    except (
+        Exception
+    ) as error:  # whatever somebody's function does with records that are put together for a trial
+        _warn(f"it cannot be tried on a few records ({type(error).__name__}: {error})")
+
+
+def _checked(records: DatasetRecords, *, by_place: bool) -> RowShapes | None:
+    """The shapes of rows, if all is well; None if that cannot be told."""
     items, collate = records.some_items(CHECKED_RECORDS), records.collate
     first, fewer = _Collated.of(collate, items), _Collated.of(collate, items[:FEWER_RECORDS])
     rows = [name for name in first.with_rows if name in fewer.with_rows]
     if by_place:
         _check_order(collate, items, rows)
     if not rows:
-        return _warn("it gives no tensor with a row for each record")
+        _warn("it gives no tensor with a row for each record")
+        return None
     if first.rows(rows) != _Collated.of(collate, items).rows(rows):
-        return _warn(
-            "it gives something else every time, with the same random numbers of torch, NumPy and Python"
-        )
+        _warn("it gives something else every time, with the same random numbers of torch, NumPy and Python")
+        return None
     told = True
     for row in range(len(items)):
         before = _Collated.of(collate, items, seed=row)
@@ -72,7 +85,7 @@ def check_collation(records: Records, *, by_place: bool) -> None:
             )
     if not told:
         _warn("how many random numbers it draws depends on the records")
-    records.shapes = RowShapes({name: first.parts[name].shape[1:] for name in rows})
+    return RowShapes({name: first.parts[name].shape[1:] for name in rows})
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ class _Collated:
     @classmethod
     def of(cls, collate: Collate, items: Sequence[Any], seed: int = 0) -> _Collated:
         with seeded(seed):
-            batch = collate(list(items))
+            batch = collate(copy.deepcopy(list(items)))  # it may change them
             following = (float(torch.rand(())), random.random(), float(np.random.random()))  # noqa: NPY002
         a_list = isinstance(batch, (list, tuple)) and len(batch) == len(items)
         return cls(len(items), named_tensors(batch), a_list, following)
@@ -140,7 +153,7 @@ def _check_order(collate: Collate, items: Sequence[Any], rows: Sequence[str]) ->
 
 
 def _bytes(part: Tensor) -> np.ndarray[Any, Any]:
-    return part.detach().cpu().reshape(len(part), -1).view(torch.uint8).numpy()
+    return part.detach().cpu().reshape(len(part), -1).contiguous().view(torch.uint8).numpy()
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -150,7 +163,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _warn(reason: str) -> None:
     warnings.warn(
         f"Whether records mix in collate_fn could not be checked: {reason}. If they do, nothing is proven.",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

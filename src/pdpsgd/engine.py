@@ -330,6 +330,7 @@ class PrivacyEngine:
                 loss_reduction=self._loss_reduction,
                 views=self._views,
                 criterion_is_checked=self.criterion is not None,
+                sizes_divided_by=() if last is None else last.sizes_divided_by,
             )
             self._last_watch.start()
 

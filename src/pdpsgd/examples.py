@@ -10,7 +10,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,30 @@ def same_but_for(rows: Sequence[int], one: Tensor, other: Tensor, size: int) -> 
     return torch.allclose(before, after, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@dataclass(frozen=True)
+class RandomStates:
+    """Where the random numbers of torch (on the processor), NumPy and Python stand."""
+
+    of_torch: Tensor
+    of_numpy: Any
+    of_python: Any
+
+    @classmethod
+    def now(cls) -> RandomStates:
+        """As they are."""
+        return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Go on from here."""
+        torch.set_rng_state(self.of_torch)
+        np.random.set_state(self.of_numpy)  # noqa: NPY002
+        random.setstate(self.of_python)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Random numbers of torch, NumPy and Python from this seed, and afterwards as if nothing had been."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    states = RandomStates.now()
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -105,8 +125,7 @@ def seeded(seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+            states.restore()
 
 
 def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:

@@ -92,17 +92,22 @@ class LossCheck:
                 if leaf.grad_fn is not made_by and id(leaf) not in written:
                     raise CannotTellError("it has an autograd function of its own")
 
-    def is_reduced_by(self, said: str | None) -> None:
-        """Refuse a loss that is reduced otherwise than was said."""
+    def is_reduced_by(self, said: str | None) -> bool:
+        """Refuse a loss that is reduced otherwise than was said; whether a batch of another size need not be asked.
+
+        A sum that is divided by len(batch), a number, looks like one that is divided by a constant. Which it is shows
+        in batches of two sizes: the number goes along, or it does not.
+        """
         if said is None or self._is_the_models_own:
-            return
+            return True
         together = self._gradients(lambda leaf: leaf)
         rows = _spread(self.size, ALL_BUT_ONE)
         alone = torch.cat([self._gradients(_only(row), alone=True) for row in rows])
         is_mean, is_sum = not _differ(together[rows] * self.size, alone), not _differ(together[rows], alone)
-        if not (is_mean or is_sum):
-            _refuse_loss()
-        # A sum divided by len(batch), a number, is a mean that looks like a sum when it is done again alone.
+        pairs = zip(rows, rows[1:] + rows[:1], strict=True)
+        pair = torch.cat([self._gradients(_only(*two), alone=True)[:1] for two in pairs])
+        if not ((is_mean and not _differ(2 * pair, alone)) or (is_sum and not _differ(pair, alone))):
+            raise CannotTellError("it comes out otherwise for one, for two and for all examples")
         divided = is_sum and not is_mean and self._divides_by_size()
         found = ["mean"] if divided else ["mean"] * is_mean + ["sum"] * is_sum
         if said not in found:
@@ -112,6 +117,7 @@ class LossCheck:
                 f"is a {other}, so that gradients would be clipped at a norm that depends on the batch's size. "
                 f'Reduce the loss by reduction="{said}", or say make_private(..., loss_reduction="{other}").'
             )
+        return not divided
 
     def _gradients(self, change: Change, *, alone: bool = False) -> Tensor:
         """The gradients of the outputs, an example a row, with the loss done again for a changed batch."""
@@ -132,12 +138,14 @@ class LossCheck:
         return torch.cat(parts, 1)
 
     def _divides_by_size(self) -> bool:
-        """Whether something is divided by (a multiple of) the batch's size, or multiplied by the inverse of one."""
+        """Whether something is divided by the number of examples, or of the outputs' numbers; or times its inverse."""
+        sizes = {self.size} | {leaf.numel() for leaf, _ in self.outputs.values() if has_rows(leaf, self.size)}
         return any(
-            _is_multiple(number, self.size)
-            for call in self.replay.calls
+            math.isclose(number, size, rel_tol=1e-6) or math.isclose(number * size, 1.0, rel_tol=1e-6)
+            for call in self.replay.calls_for([self.loss])
             if call.name in _SCALING
             for number in _numbers(call, self.replay)
+            for size in sizes
         )
 
 
@@ -169,8 +177,8 @@ def _replacing(rows: list[int], by: int, size: int) -> tuple[list[int], Change]:
     return rows, lambda leaf: exchanged(leaf, size, rows, by)
 
 
-def _only(row: int) -> Change:
-    return lambda leaf: leaf[row : row + 1]
+def _only(*rows: int) -> Change:
+    return lambda leaf: leaf[list(rows)]
 
 
 def _spread(size: int, most: int) -> list[int]:
@@ -207,11 +215,6 @@ def _numbers(call: Call, replay: Replay) -> Iterator[float]:
                 yield float(leaf)
         elif isinstance(leaf, (int, float)):
             yield leaf
-
-
-def _is_multiple(number: float, size: int) -> bool:
-    multiples = (number / size, 1 / (number * size) if number else 0.0)
-    return any(share >= 0.5 and math.isclose(share, round(share), rel_tol=1e-6) for share in multiples)
 
 
 def _leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:

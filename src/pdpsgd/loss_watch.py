@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ class LossWatch(TorchFunctionMode):
         loss_reduction: str = "mean",
         views: int = 1,
         criterion_is_checked: bool = False,
+        sizes_divided_by: Iterable[int] = (),
     ) -> None:
         super().__init__()
         self.owner = weakref.ref(owner)  # once the run is gone, so is the reason to watch
@@ -55,6 +56,7 @@ class LossWatch(TorchFunctionMode):
         self.done = False
         self.concluded = False  # whether there is no need to look at another batch
         self.findings: list[str] = []  # what could not be told, and why
+        self.sizes_divided_by = set(sizes_divided_by)  # of this batch and of those before it
         self._views = views
         self._criterion_is_checked = criterion_is_checked
         self._own = {id(parameter) for parameter in gradients.module.parameters()} | {id(gradients.anchor)}
@@ -84,7 +86,7 @@ class LossWatch(TorchFunctionMode):
             unseen = "Whether examples mix in the loss could not be checked: backward() was not seen"
             self._end(None if self._criterion_is_checked else unseen)
         _put_back(_taken_off())
-        self.concluded |= warn
+        self.concluded |= warn and not self.sizes_divided_by
         for finding in self.findings if warn else ():
             warnings.warn(
                 f"{finding}. What is not as it should be there ends the guarantee. Give make_private the loss as "
@@ -126,7 +128,8 @@ class LossWatch(TorchFunctionMode):
     def _probe(self, module: nn.Module, inputs: Arguments) -> None:
         try:
             given = map_tensors(torch.detach, inputs)  # a graph before the model is the loop's own
-            check_examples_do_not_mix(module, _harmless_loss, given, size=self.size * self._views)
+            size = self.size * self._views
+            check_examples_do_not_mix(module, _harmless_loss, given, torch.arange(size), size=size)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, PdpsgdError):
                 raise
@@ -146,8 +149,9 @@ class LossWatch(TorchFunctionMode):
             if self._views == 1:
                 check.examples_do_not_mix()
                 with self._finding("Whether the loss is a mean or a sum over the batch", say=say):
-                    check.is_reduced_by(self.loss_reduction)
-        self.concluded = True
+                    if not check.is_reduced_by(self.loss_reduction):
+                        self.sizes_divided_by.add(self.size)
+        self.concluded = len(self.sizes_divided_by) != 1  # one size is not enough to tell
         self._end(None)
 
     @contextmanager
@@ -187,24 +191,21 @@ def _training(module: nn.Module) -> bool:
     return module.training and torch.is_grad_enabled()
 
 
-def _harmless_loss(outputs: Any) -> Tensor:
+def _harmless_loss(outputs: Any, rows: Tensor) -> Tensor:
     """A mean over examples in which every output of an example counts, and nothing of the others.
 
-    Examples are the first dimension of the first output; others may have them second, as recurrent layers do.
+    Examples are the first dimension of an output, or the second, as recurrent layers have it.
     """
-    total, examples = torch.zeros(()), None
+    losses = []
     for leaf in tensors(outputs):
-        if not leaf.requires_grad:
-            continue
-        if leaf.dim():
-            examples = leaf.shape[0] if examples is None else examples
-            if leaf.shape[0] != examples:
-                if leaf.dim() == 1 or leaf.shape[1] != examples:
-                    continue
-                leaf = leaf.transpose(0, 1)
-        flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.reshape(-1, 1)
-        total = total + (flat * torch.arange(1, flat.shape[1] + 1).to(flat).cos()).sum(1).mean()
-    return total
+        if leaf.dim() > 1 and leaf.shape[0] != len(rows) == leaf.shape[1]:
+            leaf = leaf.transpose(0, 1)
+        if leaf.requires_grad and (leaf.dim() == 0 or leaf.shape[0] == len(rows)):
+            flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.reshape(-1, 1)
+            losses.append((flat * torch.arange(1, flat.shape[1] + 1).to(flat).cos()).sum(1).mean())
+    if not losses:
+        raise CannotTellError("it gives no tensor in which the examples can be told")
+    return torch.stack([loss.to(losses[0].dtype) for loss in losses]).sum()
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def plan_from_json(text: str) -> Plan:
     _names(document)
     levels = tuple(_read_level(f"levels[{i}]", level) for i, level in enumerate(_list("levels", document)))
     rounds = tuple(_read_round(f"rounds[{i}]", r) for i, r in enumerate(_list("rounds", document)))
-    return Plan(
+    plan = Plan(
         mechanism=_text("mechanism", document),
         levels=levels,
         rounds=rounds,
@@ -72,6 +72,9 @@ def plan_from_json(text: str) -> Plan:
         roster=_read_roster(document, len(levels)),
         stated_people=_read_people_digest(document),
     )
+    if plan.stated_people is not None and plan.people_digest not in (None, plan.stated_people):
+        fail("Expected people whose digest is people_digest. Got others: one of the two was changed.")
+    return plan
 
 
 def _needs_roster(plan: Plan) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
-from pdpsgd.examples import has_rows, map_tensors, tensors
+from pdpsgd.examples import RandomStates, has_rows, map_tensors, tensors
 from pdpsgd.gradients import ClippedGradients, of_module
 from pdpsgd.records import call
 
@@ -75,7 +75,7 @@ class _Probe:
             loss_reduction,
             examples,
         )
-        self.parameters = list(gradients.sums)
+        self.parameters = [parameter for parameter in gradients.sums if parameter.requires_grad]
         self.tolerance = max((TOLERANCES[parameter.dtype] for parameter in self.parameters), default=0.0)
 
     def confirm(self, compare: Callable[[Any], None], batch: Any) -> None:
@@ -87,7 +87,10 @@ class _Probe:
         """
         devices = _devices(self.gradients.module)
 
+        states = RandomStates.now()
+
         def is_refused() -> PdpsgdError | None:
+            states.restore()
             with torch.random.fork_rng(devices):
                 try:
                     compare(batch)
@@ -132,12 +135,12 @@ class _Probe:
 
     def compare_with_one_exchanged(self, batch: Any) -> None:
         self.gradients.module.train()
-        state = torch.get_rng_state()
+        state = RandomStates.now()
         before = self._in_batch(batch)
         for exchanged in range(self.examples):
             rows = list(range(self.examples))
             rows[exchanged] = (exchanged + 1) % self.examples
-            torch.set_rng_state(state)
+            state.restore()
             after = self._in_batch(_pick(batch, rows, self.examples))
             moved = self._differ(before, after)
             moved[exchanged] = False
@@ -202,7 +205,9 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     modes = [(child, child.training) for child in module.modules()]
     held = [(child, dict(child._buffers)) for child in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    states = RandomStates.now()
     with ExitStack() as stack:
+        stack.callback(states.restore)
         # That the probe wrote to a buffer must not be taken for a write of the training's.
         for buffer, _ in buffers:
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer))

@@ -18,6 +18,7 @@ from torch import Tensor
 from pdpsgd.examples import has_rows, tensors
 
 MOST_CALLS = 2000
+MOST_NUMBERS = 10_000
 _LEAVING = (
     "item",
     "tolist",
@@ -29,51 +30,6 @@ _LEAVING = (
     "__bool__",
     "__index__",
 )
-_WITH_NUMBERS = frozenset(
-    [
-        "add",
-        "radd",
-        "iadd",
-        "sub",
-        "subtract",
-        "rsub",
-        "isub",
-        "mul",
-        "multiply",
-        "rmul",
-        "imul",
-        "div",
-        "divide",
-        "true_divide",
-        "truediv",
-        "rtruediv",
-        "rdiv",
-        "itruediv",
-        "floordiv",
-        "pow",
-        "rpow",
-        "ipow",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "clamp",
-        "clip",
-        "gt",
-        "lt",
-        "ge",
-        "le",
-        "eq",
-        "ne",
-        "where",
-        "getitem",
-        "setitem",
-        "narrow",
-        "masked_fill",
-        "fill",
-        "full_like",
-    ]
-)
-
 Change = Callable[[Tensor], Tensor]
 
 
@@ -162,7 +118,11 @@ class Replay:
                         "it writes to tensors of the batch's size that do not come from the batch"
                     )
                 values |= {key: leaf.clone() for key, leaf in call.overwritten.items()}
+                if alone and any(len(part) == self.size > 1 for part in _lists((call.args, call.kwargs))):
+                    raise CannotTellError("it puts the examples together one by one")
                 outputs = call.again(replaced, alone=alone)
+                if alone and any(leaf.numel() == 0 for leaf in tensors(outputs)):
+                    raise CannotTellError("it takes examples out one by one")
                 pairs = zip(tensors(call.outputs), tensors(outputs), strict=True)
                 values |= {id(old): new for old, new in pairs if instead is None or id(old) not in instead}
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -173,26 +133,38 @@ class Replay:
         return [values[id(leaf)] for leaf in wanted]
 
     def calls_for(self, wanted: Sequence[Tensor]) -> list[Call]:
-        """The calls that these tensors came from, directly or through others; also through numbers, perhaps."""
+        """The calls that these tensors came from, directly or through others; perhaps through numbers, or branches."""
         needed, memory = set(map(id, wanted)), set(map(_memory, wanted))
         found: list[Call] = []
+        left = {number for call in self.calls if call.leaves_torch for number in _numbers(call.outputs)}
         takes_numbers = False
         for call in reversed(self.calls):
             made = any(id(leaf) in needed for leaf in tensors(call.outputs))
             made |= any(_memory(leaf) in memory for leaf in call.written)
-            if made or (call.leaves_torch and takes_numbers):
+            decides = call.leaves_torch and (takes_numbers or (call.name == "bool" and bool(found)))
+            if made or decides:
                 found.append(call)
                 used = _leaves((call.args, call.kwargs))
-                takes_numbers |= any(self._may_come_back(leaf, call) for leaf in used)
+                takes_numbers |= any(self._may_come_back(leaf, left) for leaf in used)
                 needed.update(id(leaf) for leaf in used if isinstance(leaf, Tensor))
                 memory.update(_memory(leaf) for leaf in used if isinstance(leaf, Tensor))
         return found[::-1]
 
-    def _may_come_back(self, leaf: Any, call: Call) -> bool:
-        """Whether this, in a call, could be something that was taken out of torch before."""
+    def _may_come_back(self, leaf: Any, left: set[float]) -> bool:
+        """Whether this, in a call, could be, or be computed from, something that was taken out of torch.
+
+        Whole numbers that were, and numbers that are not round: constants that people write have a few digits.
+        """
         if isinstance(leaf, Tensor):
             return id(leaf) not in self.known
-        return isinstance(leaf, (int, float, complex, np.ndarray, np.generic)) and call.name in _WITH_NUMBERS
+        if isinstance(leaf, np.ndarray):
+            return True
+        if isinstance(leaf, bool) or not isinstance(leaf, (int, float, np.generic)):
+            return False
+        number = float(leaf)
+        if number.is_integer():
+            return number in left
+        return float(f"{number:.6g}") != number and number * self.size != 1.0
 
 
 @dataclass(frozen=True)
@@ -273,6 +245,17 @@ def _leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
+def _lists(tree: Any) -> Iterator[Sequence[Any]]:
+    """Lists and tuples of tensors among the arguments."""
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        if any(isinstance(part, Tensor) for part in tree):
+            yield tree
+        for part in tree:
+            yield from _lists(part)
+
+
 def _replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The arguments of a call with other leaves."""
     if isinstance(tree, dict):
@@ -304,6 +287,12 @@ def _written(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[T
     if in_place and args:
         yield from tensors(args[0])
     yield from tensors(kwargs.get("out"))
+
+
+def _numbers(outputs: Any) -> list[float]:
+    """Some of the numbers that were taken out of torch."""
+    flat = np.asarray(outputs).ravel()[:MOST_NUMBERS]
+    return [float(number) for number in flat] if flat.dtype.kind in "biuf" else []
 
 
 def _held(outputs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
@@ -307,3 +308,134 @@ def test_a_collation_that_hands_out_a_statistic_is_refused(private, helpers):
 def test_a_collation_whose_random_numbers_depend_on_records_is_warned_of(private, helpers):
     with pytest.warns(UserWarning, match="how many random numbers it draws depends on the records"):
         private(data=DataLoader(Rows(helpers.data(40)), collate_fn=with_random_words))
+
+
+REDUCED_BY_HAND = {
+    "one by one": lambda o, y: torch.stack(
+        [cross_entropy(o[k : k + 1], y[k : k + 1]) for k in range(len(o))]
+    ).mean(),
+    "zipped": lambda o, y: torch.stack([cross_entropy(a, b) for a, b in zip(o, y, strict=True)]).mean(),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED_BY_HAND)
+@pytest.mark.parametrize("said", ["mean", "sum"])
+def test_a_mean_over_examples_one_by_one_is_never_called_a_sum(private, name, said):
+    run = private(loss_reduction=said)
+    with pytest.warns(UserWarning, match="a mean or a sum over the batch could not be checked"):
+        train(run, lambda m, x, y: REDUCED_BY_HAND[name](m(x), y))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_constant_that_happens_to_be_the_batch_size_decides_nothing(private, seed):
+    sizes = []
+
+    def loss(module, inputs, targets):
+        sizes.append(len(inputs))
+        constant = 20.0  # some first batches have 20 people
+        return cross_entropy(module(inputs), targets, reduction="sum") / constant
+
+    run = private(seed=seed, loss_reduction="mean")
+    with pytest.raises(PdpsgdError, match="is a sum"):
+        train(run, loss)
+    assert len(sizes) == 1 or sizes[0] == 20
+    run.engine.close()
+
+
+def imputed(inputs):
+    return inputs.nan_to_num(nan=inputs.mean().item())
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [imputed, lambda x: functional.threshold(x, x.median().item(), 0.0)],
+    ids=["imputed", "threshold"],
+)
+def test_numbers_of_the_batch_are_noticed_wherever_they_come_back(private, prepare):
+    with pytest.warns(UserWarning, match="takes numbers out of torch that depend on the examples"):
+        train(private(), lambda m, x, y: cross_entropy(m(prepare(x)), y))
+
+
+def test_a_metric_between_model_and_loss_does_not_stop_the_check(private):
+    def loss(module, inputs, targets):
+        outputs = module(inputs)
+        (outputs.argmax(1) == targets).float().mean().item()
+        return 0.5 * cross_entropy(outputs, targets) + 0.01 * outputs.square().mean()
+
+    run = private()
+    train(run, loss)
+    assert run.engine.steps_left == 0
+
+
+class TimeFirst(nn.Module):
+    """Outputs with examples second, as for a loss over sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 6)
+
+    def forward(self, inputs):
+        return self.linear(inputs).view(-1, 2, 3).transpose(0, 1)
+
+
+def test_outputs_with_examples_second_are_no_mixing(private):
+    run = private(module=TimeFirst())
+    with pytest.warns(UserWarning, match="first dimension of the model's outputs is not the batch"):
+        train(run, lambda m, x, y: cross_entropy(m(x)[-1], y))
+    assert run.engine.steps_left == 0
+
+
+class Skips(nn.Module):
+    """Leaves its second layer out by Python's random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        return hidden if self.training and random.random() < 0.5 else hidden + self.second(hidden).tanh()
+
+
+def test_a_model_may_draw_from_pythons_random_numbers(private):
+    random.seed(1)
+    state = random.getstate()
+    run = private(module=Skips(), criterion=cross_entropy)
+    next(iter(run.loader))  # the criterion is tried
+    assert random.getstate() == state
+    run.train()
+    assert run.engine.steps_left == 0
+
+
+def test_a_layer_may_be_frozen_after_the_module_was_made_private(private):
+    run = private(criterion=cross_entropy)
+    run.module[0].requires_grad_(False)
+    run.train()
+    assert run.engine.steps_left == 0
+
+
+def emptied(items):
+    held = [[row, target] for row, target in items]
+    targets = torch.stack([pair.pop() for pair in held])
+    return torch.stack([pair[0] for pair in held], 1).t(), targets
+
+
+def changed_in_place(items):
+    return torch.stack([row.sub_(0.0) for row, _ in items]), torch.stack([target for _, target in items])
+
+
+@pytest.mark.parametrize("collate", [emptied, changed_in_place])
+def test_collations_may_use_up_their_items(private, helpers, collate):
+    run = private(data=DataLoader(Rows(helpers.data(40)), collate_fn=collate))
+    run.train()
+    assert run.engine.steps_left == 0
+
+
+def test_a_collation_that_cannot_be_tried_is_warned_of(private, helpers):
+    def of_many(items):
+        if len(items) == 16:
+            raise ArithmeticError("sixteen")
+        return torch.stack([row for row, _ in items]), torch.stack([target for _, target in items])
+
+    with pytest.warns(UserWarning, match="cannot be tried on a few records"):
+        private(data=DataLoader(Rows(helpers.data(40)), collate_fn=of_many))

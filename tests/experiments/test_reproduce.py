@@ -270,6 +270,7 @@ def test_every_study_names_its_searches_and_settings(tmp_path: Path) -> None:
         assert study.datasets
         for dataset in study.datasets:
             assert all(s.split == "validation" for trial in study.searches(dataset) for s in trial)
+        study.settings("digits", Record(tmp_path / "none.jsonl"))  # for a first look, without benchmark files
 
 
 def test_the_command_writes_a_figure_and_says_where(tmp_path: Path) -> None:

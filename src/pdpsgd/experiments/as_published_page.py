@@ -65,7 +65,7 @@ def _claims(record: Record) -> list[str]:
     seeds: dict[tuple[Any, ...], list[int]] = {}
     for run in record:
         setting = run["setting"]
-        if not _is_as_printed(setting):
+        if setting["dataset"] not in DATASETS or not _is_as_printed(setting):
             continue
         of = (DATASETS.index(setting["dataset"]), setting["population"]["k"], setting["system"])
         for level in (run["levels"][0], run["levels"][-1]):

@@ -20,12 +20,18 @@ TURNS = 7
 STEPS_A_TURN = 200
 
 
-def measure_all(settings: list[Setting], record: Record, *, seed: int = 0) -> None:
-    """Measure the settings that are not on record yet; those of a data set in turns."""
+def measure_all(settings: list[Setting], record: Record, *, seed: int = 0, quick: bool = False) -> None:
+    """Measure the settings that are not on record yet; those of a data set in turns.
+
+    `quick` ones are short, and recorded as if they were the real ones: give them a record of their own.
+    """
     for dataset in dict.fromkeys(setting.dataset for setting in settings):
         missing = [s for s in settings if s.dataset == dataset and not record.has(s, seed)]
-        for measured in measure(missing, seed=seed):
-            record.add(measured)
+        found = (
+            measure([s.quick() for s in missing], turns=1, steps=5) if quick else measure(missing, seed=seed)
+        )
+        for setting, measured in zip(missing, found, strict=True):
+            record.add(measured | {"key": setting.key(seed), "setting": setting.to_dict(), "quick": quick})
 
 
 def measure(

@@ -66,7 +66,7 @@ def reproduce(
     search, record = Record(output / "search.jsonl"), Record(output / "runs.jsonl")
     names = [*STUDIES] if what == "all" else [what] if what in STUDIES else []
     if what in ("table-2", "all"):
-        _measure_effort(output, search, datasets)
+        _measure_effort(output, search, datasets, quick=quick)
     for name in names:
         study = STUDIES[name]
         for dataset in _datasets_of(study, datasets):
@@ -116,13 +116,13 @@ def _datasets_of(study: Study, asked: Sequence[str]) -> Sequence[str]:
     return asked or study.datasets
 
 
-def _measure_effort(output: Path, search: Record, datasets: Sequence[str]) -> None:
+def _measure_effort(output: Path, search: Record, datasets: Sequence[str], *, quick: bool) -> None:
     """The cheap part of table 2: plans, and the time of their first steps."""
     from pdpsgd.experiments.effort import measure_all
 
     effort = Record(output / "effort.jsonl")
     for dataset in datasets or STUDIES["table-2"].datasets:
-        measure_all(table_2_settings(dataset, search), effort)
+        measure_all(table_2_settings(dataset, search), effort, quick=quick)
 
 
 def _shared(runs: Sequence[tuple[Setting, int]], part: tuple[int, int]) -> Iterator[tuple[Setting, int]]:
