@@ -250,6 +250,24 @@ def test_a_second_run_on_the_same_people_counts_the_first(run: Callable[..., Any
     assert result.exit_code == 2
 
 
+def test_a_run_that_set_people_aside_is_counted_though_people_allow_more_now(
+    run: Callable[..., Any], people: Path
+) -> None:
+    first = ("--test-share", "0.25", "--mechanism", "dp-sgd", "--run-folder", "first")
+    check(run("train", people, *TABLE, *SMALL, *first))
+    header, *lines = people.read_text().splitlines()
+    place = header.split(",").index("epsilon")
+    more = [line.split(",") for line in lines]
+    for row in more:
+        row[place] = str(2 * float(row[place]))
+    people.write_text("\n".join([header, *map(",".join, more)]) + "\n")
+    again = ("--test-share", "0.25", "--history", "first/plan.json", "--run-folder", "second")
+    check(run("train", people, *TABLE, *SMALL, *again))
+    both = Plan.from_json(Path("second/plan.json").read_text())
+    assert any(level.history for level in both.levels)
+    assert both.verify().kept
+
+
 def test_rows_without_ids_are_no_names(run: Callable[..., Any], people: Path) -> None:
     """A row that was added since moves everybody by one: row 7 of then is not row 7 of now."""
     anonymous = ("--label", "income", "--delta-column", "delta")

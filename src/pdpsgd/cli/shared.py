@@ -175,7 +175,7 @@ EarlierLists = Annotated[
     option(
         "--history-budgets",
         help="The list that the earlier plan was made for, if it was another; once, or once for each "
-        "--history.",
+        "--history. (A run folder's plan.json has it beside it.)",
         panel=PLAN,
         show_default=False,
     ),
@@ -216,16 +216,35 @@ def earlier_plans(files: list[Path] | None, lists: list[Budgets], now: Budgets) 
         )
     if lists and not files:
         fail("Expected --history with --history-budgets. Got the latter alone.")
-    lists = lists * len(files) if len(lists) == 1 else lists or [now] * len(files)
+    given: list[Budgets | None] = (
+        [*lists] * len(files) if len(lists) == 1 else [*lists] or [None] * len(files)
+    )
     plans = []
-    for path, budgets in zip(files, lists, strict=True):
+    for path, named in zip(files, given, strict=True):
         earlier = read_plan(path)
+        budgets = named or _people_beside(path, earlier) or now
         try:
             plans.append(earlier if earlier.roster is not None else earlier.with_people(budgets))
         except PdpsgdError as error:
             remedy = "Name the list that the plan was made for, as it was then, with --history-budgets."
             raise PdpsgdError(f"{path}: {error} {remedy}") from error
     return plans
+
+
+def _people_beside(path: Path, plan: Plan) -> Budgets | None:
+    """The people that a run folder's plan was carried out on, from the promises beside it; None if they have no ids."""
+    promises = path.with_name("promises.csv")
+    if not promises.is_file() or not (plan.people_digest or "").startswith("ids:"):
+        return None
+    from pdpsgd.budgets import Budgets
+
+    return Budgets.from_table(
+        promises,
+        id_column="id",
+        epsilon_column="asked_epsilon",
+        delta_column="asked_delta",
+        allow_infinite=True,
+    )
 
 
 class Screen:
