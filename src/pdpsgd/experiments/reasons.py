@@ -264,18 +264,22 @@ def _by_noise(search: Record, record: Record) -> list[str]:
         "## Which noise the printed figures would take",
         "",
         "As many steps as the paper reports for PDP-SGD, all people, its learning rate, batch and clipping, at less "
-        "and less noise; and the epsilon, by RDP, that everybody would have to allow for it:",
+        "and less noise; and the epsilon, by RDP, that everybody would have to allow for it; at a rate that stays, and "
+        "at one that falls:",
         "",
-        "| data set | noise multiplier | steps | epsilon by RDP | accuracy | paper's best, k = 0 |",
-        "|---|---|---|---|---|---|",
+        "| data set | noise multiplier | steps | epsilon by RDP | rate stays | rate falls | paper's best, k = 0 |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {TITLES[dataset]} | {_noise(entry, record):.1f} | {entry.iterations:,} | {_allowed(entry):.2f} | "
-        f"{entry.text()} | {printed_text(best_of_paper(dataset))} |"
+        f"{entry.text()} | {cell(with_falling_rate(entry.setting), record).text()} | "
+        f"{printed_text(best_of_paper(dataset))} |"
         for dataset, entries in found.items()
         for entry in entries
     ]
-    reached = [text for dataset, entries in found.items() for text in _where_reached(dataset, entries)]
+    reached = [
+        text for dataset, entries in found.items() for text in _where_reached(dataset, entries, record)
+    ]
     return [
         *lines,
         "",
@@ -284,16 +288,18 @@ def _by_noise(search: Record, record: Record) -> list[str]:
     ]
 
 
-def _where_reached(dataset: str, entries: Sequence[Cell]) -> list[str]:
+def _where_reached(dataset: str, entries: Sequence[Cell], record: Record) -> list[str]:
     if not entries:
         return []
     printed = best_of_paper(dataset)
     least = printed.mean - (printed.deviation or 0.0)
-    enough = [entry for entry in entries if entry.mean is not None and entry.mean >= least]
-    name = f"{TITLES[dataset]}: the paper's best cell less its deviation, {least:.2f},"
-    if not enough:
-        return [f"{name} is reached at none of these."]
-    return [f"{name} is reached where everybody allows {min(map(_allowed, enough)):.2f}."]
+    text = f"{TITLES[dataset]}: the paper's best cell less its deviation, {least:.2f}, is reached"
+    falling = [cell(with_falling_rate(entry.setting), record) for entry in entries]
+    for rate, cells in (("stays", entries), ("falls", falling)):
+        enough = [entry for entry in cells if entry.mean is not None and entry.mean >= least]
+        where = f"where everybody allows {min(map(_allowed, enough)):.2f}" if enough else "at none of these"
+        text += f", at a rate that {rate}, {where}" if any(entry.seeds for entry in cells) else ""
+    return [f"{text}."]
 
 
 def _noise(entry: Cell, record: Record) -> float:

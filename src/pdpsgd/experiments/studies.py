@@ -123,8 +123,8 @@ def round_settings(dataset: str, search: Record) -> list[Setting]:
 def rate_settings(dataset: str, search: Record) -> list[Setting]:
     """As published, with a learning rate that falls to nothing: Algorithm 1 has one for each round, the text one.
 
-    PDP-SGD at all skews, with the noise of table 1 and with the reading of the noise search that comes nearest; and
-    Sampling, for comparison.
+    PDP-SGD at all skews, with the noise of table 1 and with the reading of the noise search that comes nearest;
+    Sampling, for comparison; and less and less noise, whatever it costs.
     """
     table = as_published_settings(dataset, search)
     pdp_sgd = [s for s in table if s.system.startswith("pdp-sgd")]
@@ -132,6 +132,7 @@ def rate_settings(dataset: str, search: Record) -> list[Setting]:
         *map(with_falling_rate, pdp_sgd),
         *(with_falling_rate(s) for s in table if s.system == "sampling" and s.population.k == 0),
         *(with_falling_rate(with_noise_for_the_sum(s)) for s in pdp_sgd),
+        *map(with_falling_rate, noise_settings(dataset, search)),
     ]
 
 
