@@ -31,6 +31,7 @@ from pdpsgd.layers.recording import Site
 from pdpsgd.layers.registry import rule_for
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+STRETCH = 1024  # positions that are added up at once
 
 
 @rule_for(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -243,13 +244,13 @@ class Kernels(PerExample):
             left = gradient.reshape(examples, -1, groups, out).permute(0, 2, 3, 1)
             for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
                 right = met.reshape(examples, -1, self._kernel[-1], groups, self.shape[1])
-                torch.matmul(
+                _multiply(
                     left, right.permute(0, 3, 1, 2, 4).flatten(3), out=result.view(examples, groups, out, -1)
                 )
         else:
             left = gradient.reshape(examples, -1, out).transpose(1, 2)
             for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
-                torch.bmm(left, met, out=result)
+                _multiply(left, met, out=result)
         return values
 
     def _met(self, unfolded: Tensor) -> Iterator[Tensor]:
@@ -281,6 +282,15 @@ class Kernels(PerExample):
         for row in range(self._together):  # one by one: short innermost dimensions make a copy slow
             unfolded[:, :, :, row] = view[:, row :: self._together][:, :height]
         return unfolded
+
+
+def _multiply(left: Tensor, right: Tensor, *, out: Tensor) -> None:
+    """Matrix products, with sums over many positions in stretches: some processors' libraries add up one by one."""
+    positions = left.shape[-1]
+    torch.matmul(left[..., :STRETCH], right[..., :STRETCH, :], out=out)
+    for first in range(STRETCH, positions, STRETCH):
+        last = min(first + STRETCH, positions)
+        out.add_(left[..., first:last] @ right[..., first:last, :])
 
 
 def _squared_norms(values: Tensor) -> Tensor:
