@@ -67,7 +67,8 @@ def _differences(cells: Sequence[Cell], record: Record) -> list[str]:
         "cells, uniform DP-SGD counted once. The last column has the simplest of the experiments below, done on that "
         "very cell, by which it comes within two deviations of the print, and what it gives; in this order: pixels "
         "from 0 to 1, pixels from -1 to 1, a learning rate that falls, noise searched for the sum of thresholds, that "
-        "with one of the others, and batches that are drawn from everybody, by weight. That "
+        "with one of the others, batches that are drawn from everybody, by weight, and, where nothing else does it, "
+        "less noise than the budgets pay for. That "
         "something gives the printed figure does not say that it is what the authors did.",
         "",
         "| data set | k | system | ours | paper | difference | reason |",
