@@ -147,7 +147,7 @@ class ClippedGradients:
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the watched layers, and leave every `.grad` alone."""
         # All the leaves there are: only what leads to them is computed.
-        leaves = [self._recorder.anchor, *_leaves(loss)]
+        leaves = [self._recorder.anchor, *leaves_of_graph(loss)]
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
         pairs = zip(leaves, found, strict=True)
         self._astray += [
@@ -227,7 +227,7 @@ def of_module(module: nn.Module) -> ClippedGradients | None:
     return None if reference is None else reference()
 
 
-def _leaves(loss: Tensor) -> Iterator[Tensor]:
+def leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:
     """Yield the tensors whose gradients a backward pass from the loss would add up."""
     waiting: list[Any] = [loss.grad_fn]
     seen: set[Any] = {None}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.examples import exchanged, has_rows, same_but_for, tensors
+from pdpsgd.gradients import leaves_of_graph
 from pdpsgd.replay import Call, CannotTellError, Change, Replay
 
 HALVES = 8
@@ -151,7 +152,7 @@ class LossCheck:
 
 def check_parameters(loss: Tensor, replay: Replay, own: set[int]) -> None:
     """Refuse a loss that depends on something trainable which is not the private module's, nor of the examples."""
-    for leaf in _leaves_of_graph(loss):
+    for leaf in leaves_of_graph(loss):
         if id(leaf) in own or (
             not isinstance(leaf, nn.Parameter) and (id(leaf) in replay.known or has_rows(leaf, replay.size))
         ):
@@ -215,19 +216,6 @@ def _numbers(call: Call, replay: Replay) -> Iterator[float]:
                 yield float(leaf)
         elif isinstance(leaf, (int, float)):
             yield leaf
-
-
-def _leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:
-    """The tensors that autograd would give a gradient to."""
-    nodes, seen = [loss.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        nodes += [following for following, _ in node.next_functions]
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
