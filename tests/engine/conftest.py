@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from pdpsgd.budgets import Budgets
 from pdpsgd.engine import PrivacyEngine
@@ -93,6 +94,19 @@ def make_module(*, features: int = 5, classes: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, classes))
 
 
+class Rows(Dataset[Any]):
+    """The same data, one record at a time."""
+
+    def __init__(self, data: tuple[Tensor, Tensor]) -> None:
+        self.inputs, self.targets = data
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
 @pytest.fixture
 def private() -> Callable[..., Private]:
     """Make a private run; plan options are those of `make_plan`, the rest goes to `make_private`."""
@@ -134,6 +148,7 @@ def helpers() -> Any:
         budgets = staticmethod(budgets_of)
         data = staticmethod(make_data)
         module = staticmethod(make_module)
+        Rows = Rows
 
     return Helpers
 

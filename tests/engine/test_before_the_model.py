@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import UserDict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -128,17 +127,6 @@ class Held:
     note: str = ""
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    def __init__(self, data):
-        self.inputs, self.targets = data
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return self.inputs[index], self.targets[index]
-
-
 def columns(items):
     return torch.stack([inputs for inputs, _ in items]), torch.stack([targets for _, targets in items])
 
@@ -162,7 +150,7 @@ def taken_apart(batch):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mixing", [False, True], ids=["honest", "mixing"])
 def test_batches_of_any_form_are_watched(private, helpers, form, mixing):
-    loader = DataLoader(Rows(helpers.data(40)), collate_fn=FORMS[form])
+    loader = DataLoader(helpers.Rows(helpers.data(40)), collate_fn=FORMS[form])
     run = private(data=loader)
 
     def train():

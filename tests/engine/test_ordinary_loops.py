@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from pdpsgd.errors import PdpsgdError
 
@@ -277,17 +277,6 @@ def test_an_interrupted_first_batch_leaves_no_device_behind(private):
     assert run.engine.steps_left == 0
 
 
-class Rows(Dataset):
-    def __init__(self, data):
-        self.inputs, self.targets = data
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return self.inputs[index], self.targets[index]
-
-
 def with_the_mean(items):
     inputs = torch.stack([row for row, _ in items])
     return inputs, torch.stack([target for _, target in items]), inputs.mean(0)
@@ -302,12 +291,12 @@ def with_random_words(items):
 
 def test_a_collation_that_hands_out_a_statistic_is_refused(private, helpers):
     with pytest.raises(PdpsgdError, match="or what all of them share"):
-        private(data=DataLoader(Rows(helpers.data(40)), collate_fn=with_the_mean))
+        private(data=DataLoader(helpers.Rows(helpers.data(40)), collate_fn=with_the_mean))
 
 
 def test_a_collation_whose_random_numbers_depend_on_records_is_warned_of(private, helpers):
     with pytest.warns(UserWarning, match="how many random numbers it draws depends on the records"):
-        private(data=DataLoader(Rows(helpers.data(40)), collate_fn=with_random_words))
+        private(data=DataLoader(helpers.Rows(helpers.data(40)), collate_fn=with_random_words))
 
 
 REDUCED_BY_HAND = {
@@ -426,7 +415,7 @@ def changed_in_place(items):
 
 @pytest.mark.parametrize("collate", [emptied, changed_in_place])
 def test_collations_may_use_up_their_items(private, helpers, collate):
-    run = private(data=DataLoader(Rows(helpers.data(40)), collate_fn=collate))
+    run = private(data=DataLoader(helpers.Rows(helpers.data(40)), collate_fn=collate))
     run.train()
     assert run.engine.steps_left == 0
 
@@ -438,4 +427,4 @@ def test_a_collation_that_cannot_be_tried_is_warned_of(private, helpers):
         return torch.stack([row for row, _ in items]), torch.stack([target for _, target in items])
 
     with pytest.warns(UserWarning, match="cannot be tried on a few records"):
-        private(data=DataLoader(Rows(helpers.data(40)), collate_fn=of_many))
+        private(data=DataLoader(helpers.Rows(helpers.data(40)), collate_fn=of_many))

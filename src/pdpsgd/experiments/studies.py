@@ -173,7 +173,7 @@ def experiments_on(setting: Setting) -> dict[str, Setting]:
         "noise for the sum, weighted batches": weighted,
         "noise for the sum, weighted batches, a rate that falls": with_falling_rate(weighted),
         **{
-            f"noise {s.recipe.noise_multiplier:g} for all people, who would have to allow "
+            f"no reading does; noise {s.recipe.noise_multiplier:g} for all people, who would have to allow "
             f"{s.population.tiers[0][0]:.2f}": s
             for s in noise_settings(setting.dataset)
         },
