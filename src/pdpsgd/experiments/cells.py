@@ -72,6 +72,7 @@ class Cell:
             "momentum": recipe.momentum,
             "weight_average": recipe.weight_average,
             "views": recipe.views,
+            "start": recipe.start,
             "rounds": recipe.rounds,
             "recipe_searched": self.searched,
             "seeds": self.seeds,
@@ -135,7 +136,9 @@ def network_of(recipe: Recipe) -> str:
     differences = [
         "" if recipe.activation == "relu" else f" with {recipe.activation}",
         ", images standardised" if recipe.features == "standardised-pixels" else "",
+        ", images standardised locally" if recipe.features == "locally-standardised-pixels" else "",
         f", {recipe.views} views" if recipe.views > 1 else "",
+        ", started from drawn digits" if recipe.start == "drawn" else "",
     ]
     return "the paper's CNN" + "".join(differences)
 

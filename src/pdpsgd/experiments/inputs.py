@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pdpsgd import datasets, models
-from pdpsgd.datasets.catalogue import Normalisation
+from pdpsgd.datasets.catalogue import Normalisation, benchmark
 from pdpsgd.datasets.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
 from pdpsgd.standardising import locally_standardised_images, standardised_images
+from pdpsgd.starts import STARTS, start_from_drawn
 
 Pair = tuple[Tensor, Tensor]
 FEATURES = (
@@ -44,6 +45,7 @@ def data_of(setting: Setting) -> tuple[Pair, Pair]:
 
 def model_of(setting: Setting) -> nn.Module:
     """The paper's network for the data set; on scattering features a linear model that starts at zero."""
+    check_one_of(STARTS, start=setting.recipe.start)
     shape = features_of(setting.dataset, setting.recipe.features).input_shape
     if setting.recipe.features == "scattering":
         linear = models.by_name("linear", input_shape=shape, classes=10)
@@ -51,7 +53,11 @@ def model_of(setting: Setting) -> nn.Module:
             nn.init.zeros_(parameter)
         return linear
     name = {"digits": "digits", "svhn": "svhn-cnn"}.get(setting.dataset, "mnist-cnn")
-    return models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
+    network = models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
+    if setting.recipe.start == "drawn":
+        constants, changed = benchmark(setting.dataset).normalisation, _PIXELS[setting.recipe.features]
+        start_from_drawn(network, setting.dataset, features_of=lambda images: changed(images, constants))
+    return network
 
 
 @lru_cache(maxsize=1)

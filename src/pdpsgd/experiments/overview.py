@@ -91,6 +91,7 @@ def _headline(search: Record, record: Record) -> list[str]:
             ("table 1", table_1_settings(dataset, search)),
             ("ReLU as printed", network_settings(dataset, search, ("relu",))),
             ("preset", network_settings(dataset, search, ("best",))),
+            ("preset", network_settings(dataset, search, ("drawn",))),
             ("preset", feature_settings(dataset, search)),
         ):
             exact, uniform = (_cell(settings, system, record) for system in EXACT_AND_UNIFORM)

@@ -30,13 +30,24 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
         Recipe(steps=400, activation="tanh", features="standardised-pixels"),
         (2.0, 4.0),
     ),
+    ("mnist", "drawn"): (Recipe(steps=300, activation="tanh", start="drawn"), (2.0, 4.0)),
+    ("svhn", "drawn"): (
+        Recipe(
+            steps=800,
+            activation="tanh",
+            features="locally-standardised-pixels",
+            views=4,
+            start="drawn",
+        ),
+        (2.0, 3.0),
+    ),
     ("digits", "pixels"): (Recipe(steps=100, batch_size=128, activation="tanh"), (1.0, 2.0)),
 }
 """For each data set and kind of training: the recipe, and the learning rates that are tried.
 
 The kinds: the paper's network on `pixels`, short enough for many systems; the `best` for it that was found, for
-`pdp-sgd-exact` and uniform DP-SGD; with `relu`, as printed, where `pixels` is not; and a linear model on
-`scattering` features.
+`pdp-sgd-exact` and uniform DP-SGD; the same with first weights from `drawn` pictures; with `relu`, as printed, where
+`pixels` is not; and a linear model on `scattering` features.
 """
 
 

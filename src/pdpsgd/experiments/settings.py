@@ -43,7 +43,8 @@ class Recipe:
 
     `learning_rate` is for gradients divided by the clipping norm, so that the two can be chosen apart: the
     optimizer gets learning_rate / max_grad_norm. With a `noise_multiplier` the plan finds the steps. With
-    several `views`, an example goes through the network that often, each time moved by up to two pixels.
+    several `views`, an example goes through the network that often, each time moved by up to two pixels. The
+    first weights are random ones, or with `start` "drawn" those that `start_from_drawn` makes of them.
     """
 
     steps: int | None = 1000
@@ -58,6 +59,7 @@ class Recipe:
     noise_multiplier: float | None = None
     rounds: int | None = None
     views: int = 1
+    start: str = "random"
 
 
 PAPERS_RECIPE = Recipe(
@@ -102,6 +104,8 @@ class Setting:
         # As in records from before there were these.
         if self.recipe.views == 1:
             del plain["recipe"]["views"]
+        if self.recipe.start == "random":
+            del plain["recipe"]["start"]
         for name in ("loss", "reading"):
             if plain[name] is None:
                 del plain[name]

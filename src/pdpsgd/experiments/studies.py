@@ -32,7 +32,7 @@ SKEWED_SYSTEMS = ("pdp-sgd-exact", "pdp-sgd-adaptive")
 """Uniform DP-SGD goes by the smallest budget, 0.5 at any skew: it is the same at all of them."""
 
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
-NETWORK_KINDS = ("relu", "best")
+NETWORK_KINDS = ("relu", "best", "drawn")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
 INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
