@@ -1,0 +1,204 @@
+"""Earlier runs on the same people count, and are matched to the right ones or refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pdpsgd import Budgets, PdpsgdError, Plan, plan
+
+
+def test_earlier_plans_count_and_say_who_has_nothing_left() -> None:
+    first = plan(Budgets(np.repeat([1.0, 2.0], 100), ids=np.arange(200)), steps=50, batch_size=10)
+    later_people = Budgets(np.repeat([2.0, 2.0, 1.0], 60), ids=np.arange(100, 280))
+    second = plan(later_people, steps=50, batch_size=10, history=[first])
+    assert second.verify().kept
+    assert all(level.proven_epsilon <= level.epsilon for level in second.levels)
+    spent = second.people_with_nothing_left()
+    assert spent == list(range(100, 200))
+    assert any("nothing left after earlier runs" in note for note in second.notes)
+    assert Plan.from_json(second.to_json()) == second
+    again = Plan.from_json(second.to_json())
+    assert np.array_equal(again.level_of_person(later_people), second.level_of_person(later_people))
+
+
+def test_half_a_budget_spent_leaves_more_than_half_of_the_rate() -> None:
+    # Losses add in squares, roughly: half the epsilon leaves the square root of three quarters.
+    people = Budgets(np.full(500, 1.0))
+    half = plan(Budgets(np.full(500, 0.5)), steps=100, batch_size=25)
+    rest = plan(people, steps=100, batch_size=25, history=[half])
+    fresh = plan(people, steps=100, batch_size=25)
+    assert rest.verify().kept
+    assert rest.levels[0].proven_epsilon >= 0.995
+    assert (
+        fresh.rounds[0].noise_multiplier
+        < rest.rounds[0].noise_multiplier
+        < 1.4 * fresh.rounds[0].noise_multiplier
+    )
+
+
+def test_a_plan_listed_twice_counts_twice() -> None:
+    people = Budgets(np.full(500, 2.0))
+    before = plan(Budgets(np.full(500, 0.5)), steps=100, batch_size=25)
+    once = plan(people, steps=100, batch_size=25, history=[before])
+    twice = plan(people, steps=100, batch_size=25, history=[before, before])
+    assert twice.rounds[0].noise_multiplier > once.rounds[0].noise_multiplier
+
+
+def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
+    numbers = Budgets(np.full(50, 1.0), ids=np.arange(50))
+    text = Budgets(np.full(50, 1.0), ids=[str(i) for i in range(50)])
+    before = plan(numbers, steps=10, batch_size=5)
+    with pytest.raises(PdpsgdError, match="ids of the same kind"):
+        plan(text, steps=10, batch_size=5, history=[before])
+    with pytest.raises(PdpsgdError, match="Nobody of history"):
+        plan(Budgets(np.full(50, 1.0), ids=np.arange(100, 150)), steps=10, batch_size=5, history=[before])
+    published = plan(numbers, "pdp-sgd-fixed", steps=10, batch_size=5, bookkeeping="as-published", seed=0)
+    with pytest.raises(PdpsgdError, match="no sound total"):
+        plan(numbers, steps=10, batch_size=5, history=[published])
+
+
+def test_people_without_ids_are_matched_only_on_a_list_of_the_same_length() -> None:
+    budgets = np.array([0.2] * 100 + [2.0] * 300)
+    before = plan(Budgets(budgets), steps=10, batch_size=20)
+    assert plan(Budgets(budgets), steps=10, batch_size=20, history=[plan_of_little(budgets)]).verify().kept
+    with pytest.warns(UserWarning, match="matched by the place on the list"):
+        assert plan(Budgets(budgets + 1), steps=10, batch_size=20, history=[before]).verify().kept
+    with pytest.raises(PdpsgdError, match="known by their position only"):
+        plan(Budgets(budgets[50:]), steps=10, batch_size=20, history=[before])
+
+
+def plan_of_little(budgets: np.ndarray) -> Plan:
+    """A plan for the same people that leaves them something."""
+    made = plan(Budgets(budgets), steps=1000, batch_size=20)
+    return made.prefix(10)
+
+
+def test_places_are_not_taken_for_ids() -> None:
+    """Number 1 of a list that counts from 1 is not the person at place 1."""
+    before = plan(Budgets([0.2] * 20 + [2.0] * 20), steps=10, batch_size=5)
+    numbered = Budgets([3.0] * 40, ids=np.arange(1, 41))
+    with pytest.raises(PdpsgdError, match="somebody's id is not their place"):
+        plan(numbered, steps=10, batch_size=5, history=[before])
+    with pytest.raises(PdpsgdError, match="somebody's id is not their place"):
+        plan(Budgets([3.0] * 40), steps=10, batch_size=5, history=[plan(numbered, steps=10, batch_size=5)])
+
+
+IDS = [f"p{i}" for i in range(40)]
+THEN = [1.0] * 20 + [4.0] * 20
+EXCHANGED = [4.0] + [1.0] * 19 + [1.0] + [4.0] * 19  # p0 and p20 have changed their minds since
+
+
+@pytest.fixture(scope="module")
+def read_back() -> Plan:
+    """A plan for people with ids, read from its file."""
+    return Plan.from_json(plan(Budgets(THEN, ids=IDS), steps=20, batch_size=10).to_json())
+
+
+def test_a_plan_s_file_says_for_whom_it_was_made(read_back: Plan) -> None:
+    assert read_back.people_digest.startswith("ids:")
+    assert read_back.with_people(Budgets(THEN, ids=IDS)).people_digest == read_back.people_digest
+    backwards = Budgets(THEN[::-1], ids=IDS[::-1])
+    assert read_back.with_people(backwards).people_digest == read_back.people_digest
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        Budgets(EXCHANGED, ids=IDS),
+        Budgets(THEN, ids=["somebody new", *IDS[1:]]),
+        Budgets(THEN, ids=[*IDS[1:], IDS[0]]),
+        Budgets(THEN),
+    ],
+    ids=["budgets changed", "somebody else", "budgets shifted", "no ids"],
+)
+def test_a_plan_is_not_attached_to_a_list_that_was_revised_since(read_back: Plan, others: Budgets) -> None:
+    """What p20 spent at 4 would be counted as what people spent at 1."""
+    with pytest.raises(PdpsgdError, match="This plan was made for"):
+        read_back.with_people(others)
+
+
+def test_a_revised_list_is_matched_by_id_with_the_list_as_it_was(read_back: Plan) -> None:
+    known = read_back.with_people(Budgets(THEN, ids=IDS))
+    revised = Budgets(np.array(EXCHANGED) + 4, ids=IDS)
+    later = plan(revised, steps=20, batch_size=10, history=[known])
+    spent = {e: known.history_of(i) for i, e in enumerate((1.0, 4.0))}
+    level_of = dict(zip(IDS, later.level_of_person(revised), strict=True))
+    assert later.levels[level_of["p20"]].history == spent[4.0]
+    assert later.levels[level_of["p0"]].history == spent[1.0]
+
+
+def test_people_without_ids_are_attached_in_the_same_order_only() -> None:
+    made = plan(Budgets(THEN), steps=20, batch_size=10)
+    again = Plan.from_json(made.to_json())
+    assert again.people_digest.startswith("places:")
+    assert again.with_people(Budgets(THEN)).people_digest == made.people_digest
+    assert again.with_people(Budgets(THEN, ids=IDS)).roster.named
+    with pytest.raises(PdpsgdError, match="order and levels do not have the digest"):
+        again.with_people(Budgets(EXCHANGED))
+
+
+def test_a_plan_with_a_history_is_run_on_the_people_it_was_made_for_only() -> None:
+    """Each level has a history of its own: at its budget, somebody else's would be another."""
+    half = plan(Budgets(np.array(THEN) / 2, ids=IDS), steps=20, batch_size=10)
+    second = plan(Budgets(THEN, ids=IDS), steps=20, batch_size=10, history=[half])
+    again = Plan.from_json(second.to_json())
+    assert again.roster is None
+    assert again.level_of_person(Budgets(THEN, ids=IDS)).tolist() == [0] * 20 + [1] * 20
+    with pytest.raises(PdpsgdError, match="some of them allowed something else then"):
+        again.level_of_person(Budgets(EXCHANGED, ids=IDS))
+
+
+def test_files_of_earlier_versions_are_read_and_attached_with_a_warning(read_back: Plan) -> None:
+    document = json.loads(read_back.to_json())
+    del document["people_digest"]
+    older = Plan.from_json(json.dumps(document))
+    assert older.people_digest is None
+    assert older.digest == read_back.digest
+    with pytest.warns(UserWarning, match="does not say for whom it was made"):
+        older.with_people(Budgets(EXCHANGED, ids=IDS))
+
+
+def test_the_people_of_an_as_published_plan_have_no_public_digest() -> None:
+    published = plan(Budgets(THEN), "adapdp", steps=10, batch_size=5, bookkeeping="as-published", seed=0)
+    assert published.people_digest is None
+    assert "people_digest" not in published.to_json()
+    assert not Plan.from_json(published.to_json()).roster.named
+
+
+def test_large_ids_of_another_width_are_still_the_same_people() -> None:
+    ids = 10**18 + np.arange(400)
+    before = plan(Budgets(np.full(400, 1.0), ids=ids), steps=10, batch_size=20)
+    permuted = np.random.default_rng(0).permutation(ids).astype(np.uint64)
+    with pytest.raises(PdpsgdError, match="nobody to train on"):
+        plan(Budgets(np.full(400, 1.0), ids=permuted), steps=10, batch_size=20, history=[before])
+
+
+def test_people_of_an_earlier_plan_who_are_not_on_the_list_are_counted_in_a_note() -> None:
+    before = plan(Budgets([0.5] * 40, ids=[f"p{i}" for i in range(40)]), steps=10, batch_size=5)
+    later = plan(
+        Budgets([2.0] * 40, ids=[f"p{i}" for i in range(5, 45)]), steps=10, batch_size=5, history=[before]
+    )
+    assert any("5 of the 40 people of history[0] are not on this list" in note for note in later.notes)
+
+
+def test_shuffling_the_ids_afterwards_moves_nobody() -> None:
+    ids = np.arange(100)
+    budgets = Budgets(np.repeat([0.5, 2.0], 50), ids=ids)
+    made = plan(budgets, steps=10, batch_size=10)
+    ids[:] = ids[::-1].copy()
+    assert made.roster.ids[0] == 0
+
+
+def test_history_without_people_is_refused_with_the_remedy() -> None:
+    people = Budgets(np.full(50, 1.0))
+    read_back = Plan.from_json(plan(people, steps=10, batch_size=5).to_json())
+    with pytest.raises(PdpsgdError, match="with_people"):
+        plan(people, steps=10, batch_size=5, history=[read_back])
+    assert (
+        plan(Budgets(np.full(50, 2.0)), steps=10, batch_size=5, history=[read_back.with_people(people)])
+        .verify()
+        .kept
+    )
