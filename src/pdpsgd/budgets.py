@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping, ValuesView
 from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -284,22 +284,31 @@ def _check_budgets(
         )
 
 
-def _names(ids: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
-    """Ids as an array; a missing one is refused with its place."""
-    # In a list of names, numpy would turn one that is missing into the name "nan".
-    array = _array("an id", ids, place)
-    given = (
-        list(ids) if isinstance(ids, (list, tuple)) else array.tolist() if array.dtype.kind == "O" else None
-    )
-    if given is not None:
-        whole = set(map(type, given)) in ({str}, {int})  # millions of them without looking at each
-        missing = None if whole else next((i for i, name in enumerate(given) if _is_missing(name)), None)
-    else:
+def _names(ids: Any, place: Callable[[int], str]) -> IdArray:
+    """Ids as an array; a missing one is refused with its place, and so are numbers among text."""
+    listed = list(ids) if isinstance(ids, (list, tuple, KeysView, ValuesView)) else None
+    array = _array("an id", ids if listed is None else listed, place)
+    if listed is None and array.dtype.kind != "O":
         unequal = array != array  # not a number, or not a time
-        missing = int(unequal.argmax()) if unequal.any() else None
+        if unequal.any():
+            _fail_missing(place(int(unequal.argmax())))
+        return array
+    # In a list of names, numpy would turn one that is missing into the name "nan", and a number into text.
+    given = array.tolist() if listed is None else listed
+    if set(map(type, given)) in ({str}, {int}):  # millions of them without looking at each
+        return array
+    missing = next((i for i, name in enumerate(given) if _is_missing(name)), None)
     if missing is not None:
-        fail(f"Expected an id for every person. It is missing at {place(missing)}.")
-    return array
+        _fail_missing(place(missing))
+    plain = [name.item() if isinstance(name, np.generic) else name for name in given]
+    kinds = sorted({type(name).__name__ for name in plain})
+    if len(kinds) > 1:
+        fail(f"Expected ids that are all whole numbers or all text. Got values of {', '.join(kinds)}.")
+    return _array("an id", plain, place)
+
+
+def _fail_missing(place: str) -> NoReturn:
+    fail(f"Expected an id for every person. It is missing at {place}.")
 
 
 def _is_missing(name: Any) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd import Budgets, PdpsgdError
+from pdpsgd import Budgets, PdpsgdError, plan
 from pdpsgd.levels import assign, make_levels
 
 
@@ -99,9 +99,22 @@ def test_a_missing_id_is_refused_with_its_place(ids: object) -> None:
         Budgets([1.0, 2.0], ids=ids)
 
 
-def test_ids_of_several_kinds_are_refused() -> None:
+@pytest.mark.parametrize("ids", [np.array([1, "1"], dtype=object), [1, "a"], (np.int64(1), "1")], ids=str)
+def test_ids_of_several_kinds_are_refused(ids: object) -> None:
     with pytest.raises(PdpsgdError, match=r"all whole numbers or all text. Got values of int, str"):
-        Budgets([1.0, 2.0], ids=np.array([1, "1"], dtype=object))
+        Budgets([1.0, 2.0], ids=ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[np.int64(7), 8], np.array([np.int64(7), np.int64(8)], dtype=object), {7: "a", 8: "b"}.keys(), (7, 8)],
+    ids=str,
+)
+def test_ids_are_the_same_whatever_holds_them(ids: object) -> None:
+    assert Budgets([1.0, 2.0], ids=ids).ids.tolist() == [7, 8]
+    later = Budgets([2.0, 3.0], ids=np.array([7, 8]))
+    before = plan(Budgets([1.0, 2.0], ids=ids), steps=2, batch_size=1)
+    assert len(plan(later, steps=2, batch_size=1, history=[before]).levels) == 2
 
 
 def test_duplicate_ids_are_refused_by_name() -> None:
