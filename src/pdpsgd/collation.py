@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.examples import has_rows, named_tensors, seeded
 from pdpsgd.records import DatasetRecords, Records
 
@@ -161,9 +160,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(
+    warn(
         f"Whether records mix in collate_fn could not be checked: {reason}. If they do, nothing is proven.",
-        stacklevel=5,
     )
 
 

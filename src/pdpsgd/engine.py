@@ -298,7 +298,7 @@ class PrivacyEngine:
     def close(self) -> None:
         """End the run: give the module back as it was and forget the key."""
         if self.optimizer.watch is not None:
-            self.optimizer.watch.stop(warn=False)
+            self.optimizer.watch.stop(report=False)
         self.gradients.remove()
         if self.journal is not None:
             self.journal.close(remove=True)

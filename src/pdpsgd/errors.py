@@ -1,8 +1,10 @@
-"""The one error of the project, and the checks that raise it."""
+"""The one error of the project, the checks that raise it, and its warnings."""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from typing import NoReturn
 
 
@@ -16,6 +18,18 @@ class PdpsgdError(ValueError):
 def fail(message: str) -> NoReturn:
     """Raise the project's error; reads well at the end of an expression."""
     raise PdpsgdError(message)
+
+
+def warn(message: str) -> None:
+    """Warn, and name the line of the user's code that led here: the nearest one outside of this package and torch."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level + 1)
+
+
+def _is_inside(module: str) -> bool:
+    return module.partition(".")[0] in ("pdpsgd", "torch", "contextlib", "functools")
 
 
 def check_positive(**values: float) -> None:

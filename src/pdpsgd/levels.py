@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pdpsgd.budgets import Budgets, FloatArray, IdArray, IntArray
-from pdpsgd.errors import check_positive, fail
+from pdpsgd.errors import check_positive, fail, warn
 
 if TYPE_CHECKING:
     from pdpsgd.plans import Plan
@@ -177,10 +176,9 @@ def check_same_people(plan: Plan, people: Roster) -> None:
     stated = plan.people_digest
     if stated is None:
         if len(plan.levels) > 1:
-            warnings.warn(
+            warn(
                 "This plan does not say for whom it was made: whether these are the same people, with the budgets that "
                 "they had then, cannot be told. Attach the list exactly as it was.",
-                stacklevel=3,
             )
         return
     if stated.startswith("ids:") and not people.named:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from pdpsgd.errors import PdpsgdError
+from pdpsgd.errors import PdpsgdError, warn
 from pdpsgd.examples import map_tensors, tensors
 from pdpsgd.loop_checks import LossCheck, check_inputs, check_parameters
 from pdpsgd.probe import check_examples_do_not_mix
@@ -80,19 +80,18 @@ class LossWatch(TorchFunctionMode):
         _push_mode(self)  # type: ignore[no-untyped-call]
         _put_back(above)
 
-    def stop(self, *, warn: bool = True) -> None:
+    def stop(self, *, report: bool = True) -> None:
         """Stop watching, and warn about what could not be checked."""
         if not self.done:
             unseen = "Whether examples mix in the loss could not be checked: backward() was not seen"
             self._end(None if self._criterion_is_checked else unseen)
         _put_back(_taken_off())
-        self.concluded |= warn and not self.sizes_divided_by
-        for finding in self.findings if warn else ():
-            warnings.warn(
+        self.concluded |= report and not self.sizes_divided_by
+        for finding in self.findings if report else ():
+            warn(
                 f"{finding}. What is not as it should be there ends the guarantee. Give make_private the loss as "
                 "criterion=, or try engine.check(); and do to examples one by one, in torch, what is done before the "
                 "model.",
-                stacklevel=4,
             )
 
     def __torch_function__(

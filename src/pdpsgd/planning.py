@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import numpy as np
 from pdpsgd.accounting import ACCOUNTANTS, Accountant, History
 from pdpsgd.accounting import accountant as accountant_by_name
 from pdpsgd.budgets import Budgets, FloatArray, IntArray
-from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail
+from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
 from pdpsgd.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
 from pdpsgd.mechanisms import MECHANISMS, Mechanism, Request
 from pdpsgd.plans import BOOKKEEPINGS, Level, Plan, Round
@@ -283,11 +282,10 @@ def _warn_of_matching_by_place(
     now = (levels.epsilon[levels.of_person], levels.delta[levels.of_person])
     then = np.array([(level.epsilon, level.delta) for level in before.levels])[place].T
     if not np.array_equal(now, then):
-        warnings.warn(
+        warn(
             f"The people of history[{number}] have no ids, and their budgets were others then: what each has spent is "
             "matched by the place on the list. If anybody was added, taken off or moved since, others are charged for "
             "it. Give ids to be sure.",
-            stacklevel=4,
         )
 
 

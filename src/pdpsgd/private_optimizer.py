@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdpsgd.buffer_watch import BufferWatch
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, warn
 
 if TYPE_CHECKING:
     from pdpsgd.distributed import Ranks
@@ -108,7 +107,7 @@ class PrivateOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.watch is not None:
-            self.watch.stop(warn=self._gradients.recorded_batch_size == chunk.size * self._views)
+            self.watch.stop(report=self._gradients.recorded_batch_size == chunk.size * self._views)
             self.watch = None
         self._buffers.check(empty=chunk.size == 0)
         self._add(chunk)
@@ -154,7 +153,7 @@ class PrivateOptimizer(Optimizer):
         self._gradients.forget()
         self._buffers.start()
         if self.watch is not None:
-            self.watch.stop(warn=False)
+            self.watch.stop(report=False)
             self.watch = None
         if chunk.first:
             self._gradients.zero_sums()
@@ -231,11 +230,10 @@ def _warn_of_earlier_training(module: nn.Module, plan: Plan) -> None:
     taken = _steps_on.get(module, 0)
     counted = max(sum(exposure.steps for exposure in level.history) for level in plan.levels)
     if taken > counted:
-        warnings.warn(
+        warn(
             f"This module has taken {taken:,} private steps in this process before, and the plan counts {counted:,} as "
             "history. On the same people what both runs spend adds up, beyond what either plan proves: plan this run "
             "with history=[the earlier plan]. (On other people's data nothing adds up.)",
-            stacklevel=2,
         )
 
 
@@ -246,11 +244,10 @@ def _warn_of_earlier_state(optimizer: Optimizer, module: nn.Module) -> None:
     names = [name for name, parameter in module.named_parameters() if _remembers(optimizer, parameter)]
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        warnings.warn(
+        warn(
             f"The optimizer has a state for {', '.join(names[:3])}{more} before the first private step: it remembers "
             "gradients, and moves the model by them without noise. If they are of people's data, make a new optimizer; "
             "gradients of public data do no harm.",
-            stacklevel=2,
         )
 
 
