@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pdpsgd.datasets import Dataset
     from pdpsgd.own_data import PeopleData
     from pdpsgd.plans import Plan
+    from pdpsgd.starts import Progress
 
 DEFAULTS: dict[str, Any] = {
     "steps": None,
@@ -39,12 +40,16 @@ DEFAULTS: dict[str, Any] = {
 """How `fit` trains where neither its caller nor a preset says otherwise."""
 
 
+FEATURES = ("pixels", "standardised-pixels", "locally-standardised-pixels", "scattering")
+
+
 @dataclass(frozen=True)
 class Preset:
     """A network and the settings of its training, by which `fit` and `train` can be called.
 
     `learning_rate` is the optimizer's own. Gradients are clipped far below their size, so that all people
-    count alike; the learning rate makes up for it.
+    count alike; the learning rate makes up for it. With `start` "drawn", the network has seen drawn digits
+    before (see `pdpsgd.starts`).
     """
 
     name: str
@@ -62,6 +67,7 @@ class Preset:
     weight_average: float | None = None
     augment: str | None = None
     views: int = 1
+    start: str = "random"
 
     def fit_options(self) -> dict[str, Any]:
         """Keyword arguments of `pdpsgd.fit`."""
@@ -93,7 +99,7 @@ class Preset:
 
     def features_of(self, images: Tensor) -> Tensor:
         """What the preset's network is given of these images, each image's by itself."""
-        check_one_of(("pixels", "standardised-pixels", "scattering"), features=self.features)
+        check_one_of(FEATURES, features=self.features)
         if self.features == "scattering":
             from pdpsgd.scattering import scattering_features
 
@@ -102,10 +108,17 @@ class Preset:
             from pdpsgd.standardising import standardised_images
 
             return standardised_images(images)
+        if self.features == "locally-standardised-pixels":
+            from pdpsgd.standardising import locally_standardised_images
+
+            return locally_standardised_images(images)
         return images
 
-    def make_model(self, dataset: Dataset | PeopleData) -> nn.Module:
-        """The preset's network for a data set that `prepare` gave back."""
+    def make_model(self, dataset: Dataset | PeopleData, *, progress: Progress | None = None) -> nn.Module:
+        """The preset's network for a data set that `prepare` gave back.
+
+        One that starts from drawn digits is trained on them first, which takes a minute; `progress` is told of it.
+        """
         from torch.nn import init
 
         from pdpsgd import models
@@ -119,6 +132,10 @@ class Preset:
         if self.model == "linear":  # convex: zero is as good a start as any, and needs no luck
             for parameter in made.parameters():
                 init.zeros_(parameter)
+        if self.start == "drawn":
+            from pdpsgd.starts import start_from_drawn
+
+            start_from_drawn(made, self.dataset, features_of=self.features_of, progress=progress)
         return made
 
 
@@ -148,6 +165,18 @@ _LINEAR = Preset(
     learning_rate=20.0,
     max_grad_norm=0.1,
 )
+_SVHN = replace(
+    _CNN,
+    name="svhn",
+    summary="the paper's CNN with tanh, on standardised images",
+    dataset="svhn",
+    model="svhn-cnn",
+    features="standardised-pixels",
+    steps=400,
+    learning_rate=40.0,
+    augment=None,
+    views=1,
+)
 PRESETS = {
     made.name: made
     for made in (
@@ -165,19 +194,29 @@ PRESETS = {
             views=1,
         ),
         replace(_LINEAR, name="fashion-mnist-scattering", dataset="fashion-mnist", learning_rate=40.0),
+        _SVHN,
+        replace(_LINEAR, name="svhn-scattering", dataset="svhn", learning_rate=40.0),
         replace(
             _CNN,
-            name="svhn",
-            summary="the paper's CNN with tanh, on standardised images",
-            dataset="svhn",
-            model="svhn-cnn",
-            features="standardised-pixels",
-            steps=400,
-            learning_rate=40.0,
+            name="mnist-drawn",
+            summary="the paper's CNN with tanh, started from drawn digits",
+            steps=300,
+            learning_rate=20.0,
             augment=None,
             views=1,
+            start="drawn",
         ),
-        replace(_LINEAR, name="svhn-scattering", dataset="svhn", learning_rate=40.0),
+        replace(
+            _SVHN,
+            name="svhn-drawn",
+            summary="the paper's CNN with tanh, started from drawn house numbers, on images standardised locally",
+            features="locally-standardised-pixels",
+            steps=800,
+            learning_rate=20.0,
+            augment="shifts",
+            views=4,
+            start="drawn",
+        ),
     )
 }
 

@@ -20,6 +20,11 @@ from pdpsgd.training import fit
 SEARCH = Record(Path(__file__).parents[2] / "docs" / "results" / "search.jsonl")
 
 
+def kind_of(made: Preset) -> str:
+    """The kind of training in the search that a preset is of."""
+    return "scattering" if made.features == "scattering" else "drawn" if made.start == "drawn" else "best"
+
+
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
 def test_a_preset_fits_the_signature_of_fit(made: Preset) -> None:
     assert set(made.fit_options()) <= set(inspect.signature(fit).parameters)
@@ -27,8 +32,17 @@ def test_a_preset_fits_the_signature_of_fit(made: Preset) -> None:
 
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
 def test_a_preset_is_one_of_the_recipes_that_the_search_tried(made: Preset) -> None:
-    recipe, rates = GRIDS[made.dataset, "scattering" if made.features == "scattering" else "best"]
-    for name in ("steps", "batch_size", "max_grad_norm", "features", "views", "momentum", "schedule"):
+    recipe, rates = GRIDS[made.dataset, kind_of(made)]
+    for name in (
+        "steps",
+        "batch_size",
+        "max_grad_norm",
+        "features",
+        "views",
+        "momentum",
+        "schedule",
+        "start",
+    ):
         assert getattr(made, name) == getattr(recipe, name), name
     assert made.activation in (None, recipe.activation)
     assert made.augment == ("shifts" if recipe.views > 1 else None)
@@ -37,8 +51,7 @@ def test_a_preset_is_one_of_the_recipes_that_the_search_tried(made: Preset) -> N
 
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)
 def test_a_preset_has_the_learning_rate_that_the_search_chose(made: Preset) -> None:
-    kind = "scattering" if made.features == "scattering" else "best"
-    chosen = chosen_recipe(SEARCH, trials(made.dataset, "pdp-sgd-exact", kind))
+    chosen = chosen_recipe(SEARCH, trials(made.dataset, "pdp-sgd-exact", kind_of(made)))
     assert chosen is not None
     assert made.learning_rate == pytest.approx(chosen.learning_rate / chosen.max_grad_norm)
 

@@ -229,7 +229,8 @@ def train(
         own = None if learning_rate == find_preset(preset).learning_rate else learning_rate
         options_with(preset, made, max_grad_norm=None, learning_rate=own)
     folder = run_folder or _new_folder(f"{Path(data).stem}-{made.mechanism}")
-    network = options.make_network(people, model, activation, seed=seed, preset=preset)
+    with screen.bars() as progress:
+        network = options.make_network(people, model, activation, seed=seed, preset=preset, progress=progress)
 
     from pdpsgd.training import fit
 

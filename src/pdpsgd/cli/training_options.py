@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pdpsgd.own_data import PeopleData
+    from pdpsgd.starts import Progress
 
 DATA = "The data"
 TRAINING = "The model and its training"
@@ -101,8 +102,9 @@ PresetName = Annotated[
     str | None,
     typer.Option(
         "--preset",
-        help="A recipe with its network: mnist, fashion-mnist or svhn, or, more accurate, one of these followed by "
-        "-scattering; any of its options may still be given.",
+        help="A recipe with its network: mnist, fashion-mnist or svhn; more accurate, one of these followed by "
+        "-scattering; mnist-drawn or svhn-drawn, whose networks start from drawn digits. Any of its options may still "
+        "be given.",
         is_eager=True,
         callback=_read_preset,
         show_default=False,
@@ -258,6 +260,7 @@ def make_network(
     *,
     seed: int | None,
     preset: str | None = None,
+    progress: Progress | None = None,
 ) -> nn.Module:
     """The network by name, its first weights from the seed if there is one."""
     import torch
@@ -268,7 +271,7 @@ def make_network(
     if seed is not None:
         torch.manual_seed(seed)
     if preset is not None and (model, activation) == (find(preset).model, find(preset).activation):
-        return find(preset).make_model(data)
+        return find(preset).make_model(data, progress=progress)
     return by_name(
         model or data.model, input_shape=data.input_shape, classes=len(data.classes), activation=activation
     )

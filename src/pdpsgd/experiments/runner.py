@@ -112,13 +112,15 @@ def title(setting: dict[str, Any], seed: int) -> str:
 
     >>> from pdpsgd.experiments.settings import Recipe
     >>> title(Setting("mnist", "dp-sgd", Recipe()).to_dict(), 0)
-    'mnist dp-sgd k=0 sound pixels, learning rate 2 cosine, batch 1024, seed 0'
+    'mnist dp-sgd k=0 sound by pld pixels, learning rate 2 cosine, batch 1024, seed 0'
     """
     recipe = setting["recipe"]
     reading = "" if setting.get("reading") is None else f" ({setting['reading']})"
+    start = " from a drawn start" if recipe.get("start") == "drawn" else ""
     return (
         f"{setting['dataset']} {setting['system']}{reading} k={setting['population']['k']:g} "
-        f"{setting['bookkeeping']} {recipe['features']}, learning rate {recipe['learning_rate']:g} "
+        f"{setting['bookkeeping']} by {setting['accountant']} {recipe['features']}{start}, "
+        f"learning rate {recipe['learning_rate']:g} "
         f"{recipe['schedule']}, batch {recipe['batch_size']:g}, seed {seed}"
     )
 

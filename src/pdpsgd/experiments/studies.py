@@ -136,6 +136,18 @@ def rate_settings(dataset: str, search: Record) -> list[Setting]:
     ]
 
 
+def accountant_settings(dataset: str, search: Record) -> list[Setting]:
+    """As published, PDP-SGD with noise for the sum of thresholds, searched by PLD instead of RDP."""
+    pdp_sgd = [s for s in as_published_settings(dataset, search) if s.system.startswith("pdp-sgd")]
+    stays = [by_pld(with_noise_for_the_sum(setting)) for setting in pdp_sgd]
+    return [*stays, *map(with_falling_rate, stays)]
+
+
+def by_pld(setting: Setting) -> Setting:
+    """The same with noise that is searched by PLD, which is tighter than RDP."""
+    return replace(setting, accountant="pld")
+
+
 def with_falling_rate(setting: Setting) -> Setting:
     """The same with a learning rate that falls to nothing, along half a cosine."""
     return replace(setting, recipe=replace(setting.recipe, schedule="cosine"))
@@ -170,6 +182,8 @@ def experiments_on(setting: Setting) -> dict[str, Setting]:
         "noise for the sum": searched,
         "noise for the sum, pixels from 0 to 1": with_inputs(searched, "unit-pixels"),
         "noise for the sum, a rate that falls": with_falling_rate(searched),
+        "noise for the sum, by PLD": by_pld(searched),
+        "noise for the sum, by PLD, a rate that falls": by_pld(with_falling_rate(searched)),
         "noise for the sum, weighted batches": weighted,
         "noise for the sum, weighted batches, a rate that falls": with_falling_rate(weighted),
         **{
@@ -280,6 +294,9 @@ STUDIES: dict[str, Study] = {
     ),
     "rates-as-published": Study(
         "Accuracy as published, with a learning rate that falls", DATASETS, search_for(), rate_settings
+    ),
+    "accountants-as-published": Study(
+        "Accuracy as published, with noise by another accountant", DATASETS, search_for(), accountant_settings
     ),
     "table-2": Study("Table 2: run time, iterations, parameters", DATASETS, search_for(), table_2_settings),
     "weights": Study("Accuracy against w1", ("mnist",), search_for("pdp-sgd-fixed"), weight_settings),

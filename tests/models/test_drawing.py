@@ -1,0 +1,102 @@
+"""Drawn digits look like digits, come from nothing but a seed, and are worth starting from."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from pdpsgd import starts
+from pdpsgd.datasets import load
+from pdpsgd.datasets.catalogue import benchmark
+from pdpsgd.drawing import DRAWN, drawn
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.evaluation import evaluate
+from pdpsgd.models import digits_network
+from pdpsgd.presets import preset
+from pdpsgd.starts import start_from_drawn
+from pdpsgd.training import fit
+
+
+@pytest.mark.parametrize("dataset", DRAWN)
+def test_pictures_are_of_the_benchmark_s_shape_and_range(dataset: str) -> None:
+    images, digits = drawn(dataset, 300)
+    assert images.shape == (300, *benchmark(dataset).input_shape)
+    assert float(images.min()) >= 0
+    assert float(images.max()) <= 1
+    assert images.isfinite().all()
+    assert digits.unique().tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("dataset", DRAWN)
+def test_pictures_are_a_function_of_the_seed(dataset: str) -> None:
+    before = torch.get_rng_state()
+    images, digits = drawn(dataset, 20, seed=1)
+    again, same = drawn(dataset, 20, seed=1)
+    other, _ = drawn(dataset, 20, seed=2)
+    assert torch.equal(images, again)
+    assert torch.equal(digits, same)
+    assert not torch.equal(images, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("digit", range(10))
+def test_a_digit_is_written_in_the_middle_of_the_page(digit: int) -> None:
+    images = DRAWN["mnist"](torch.full((200,), digit), torch.Generator().manual_seed(0))
+    ink = images.sum((1, 2, 3))
+    inside = images[..., 2:-2, 2:-2].sum((1, 2, 3))
+    assert float(ink.min()) > 10
+    assert float((inside / ink).min()) > 0.8
+
+
+def test_a_network_that_has_seen_drawn_digits_only_reads_real_ones() -> None:
+    digits = load("digits")
+    torch.manual_seed(0)
+    model = digits_network()
+    people = (digits.train_inputs, digits.train_targets)
+    before = evaluate(model, people, cross_entropy).accuracy
+    told: list[tuple[str, int, int]] = []
+    start_from_drawn(model, "digits", pictures=4_000, progress=lambda *what: told.append(what))
+    after = evaluate(model, people, cross_entropy).accuracy
+    assert before is not None
+    assert after is not None
+    assert before < 0.3
+    assert after > 0.5
+    assert told[-1][1] == told[-1][2]
+    assert {name for name, _, _ in told} == {"Digits drawn", "Learned from them"}
+
+
+def test_private_training_goes_on_from_there() -> None:
+    digits = load("digits")
+    model = digits_network()
+    start_from_drawn(model, "digits", pictures=200)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    data = (digits.train_inputs[:100], digits.train_targets[:100])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fit(model, data, [1.0] * 100, steps=2, batch_size=20, seed=0, progress=False)
+    assert all((level.proven_epsilon or 9) <= level.epsilon for level in result.plan.levels)
+
+
+def test_a_preset_starts_its_network_from_drawn_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def noted(model: object, dataset: str, **options: object) -> None:
+        seen.append(dataset)
+
+    monkeypatch.setattr(starts, "start_from_drawn", noted)
+    digits = load("digits")
+    for name in ("mnist", "mnist-drawn"):
+        made = replace(preset(name), dataset="digits", model="digits")
+        made.make_model(made.prepare(digits))
+    assert seen == ["digits"]
+
+
+def test_what_cannot_be_drawn_is_refused_with_what_can() -> None:
+    with pytest.raises(PdpsgdError, match="svhn"):
+        drawn("fashion-mnist", 10)
+    with pytest.raises(PdpsgdError, match="pictures"):
+        drawn("mnist", 0)
