@@ -272,3 +272,23 @@ def test_the_probe_leaves_nothing_behind() -> None:
 
 def test_one_example_is_not_enough_for_the_probe() -> None:
     assert not check_examples_do_not_mix(classifier(), F.cross_entropy, BATCH[0][:1], BATCH[1][:1])
+
+
+class Packed(nn.Module):
+    """Runs a recurrent layer on packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        lengths = torch.arange(1, len(inputs) + 1)
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        return self.recurrent(packed)[1][-1]
+
+
+def test_packed_sequences_are_refused_with_the_remedy() -> None:
+    model = Packed()
+    ClippedGradients(model)
+    with pytest.raises(PdpsgdError, match=r"recurrent \(GRU\) is given a PackedSequence.*padded sequences"):
+        model(torch.randn(3, 5, 3))

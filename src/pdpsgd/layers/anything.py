@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from pdpsgd.errors import PdpsgdError, fail
@@ -22,6 +23,11 @@ def any_module(site: Site, module: nn.Module, forward: Callable[..., Any], *args
     The gradients of the copies are the gradients per example, whatever the module does inside, and whatever the
     module's examples would have shared. Vectorised by torch.func.vmap where the module allows it, else a loop.
     """
+    if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
+        fail(
+            f"{site.name} ({type(module).__name__}) is given a PackedSequence, in which the examples of a batch are "
+            "interleaved. Give it padded sequences, and take each one's output at its own last step (with gather)."
+        )
     leaves, structure = pytree.tree_flatten((args, kwargs))
     batch = site.recorder.batch_size
     if batch is None:
