@@ -208,7 +208,8 @@ class ClippedGradients:
             names = ", ".join(self._names[parameter] for parameter in self._astray)
             fail(
                 f"Parameters {names} were used outside their own module's forward (as in x @ layer.weight), where no "
-                "example's gradient can be told. Call the module that holds them, or freeze them."
+                "example's gradient can be told. Call the module that holds them, or freeze them; a penalty on "
+                "parameters belongs into the optimizer (weight_decay=), which looks at no data."
             )
         for parameter in self._frozen:
             if parameter.requires_grad:
