@@ -178,7 +178,35 @@ def test_a_preset_is_audited_as_it_was_trained(
     plan, settings = plan_and_settings("run")
     subject = subject_of(plan, "digits", model=settings["model"], preset=settings["preset"])
     assert subject.inputs.shape[1:] == (81, 2, 2)
-    assert next(subject.make_model().parameters()).shape == (10, 324)
+    first = next(subject.make_model().parameters())
+    assert first.shape == (10, 324)
+    assert not first.any(), "the preset's linear model starts at zero"
+
+
+def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audited_from_there(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+    from functools import partial
+
+    import torch
+
+    from pdpsgd import starts
+    from pdpsgd.audit.subjects import plan_and_settings, subject_of
+    from pdpsgd.presets import PRESETS, preset
+
+    small = {"name": "small", "dataset": "digits", "model": "digits", "steps": 3, "batch_size": 20}
+    monkeypatch.setitem(PRESETS, "small", replace(preset("mnist-drawn"), **small))
+    monkeypatch.setattr(starts, "start_from_drawn", partial(starts.start_from_drawn, pictures=300))
+    given = ("--preset", "small", "--tiers", "1:1", "--no-report", "--seed", "0")
+    result = run("train", "digits", *given, "--run-folder", "run")
+    check(result)
+    assert "Digits drawn" in result.stderr
+    plan, settings = plan_and_settings("run")
+    named = {key: settings[key] for key in ("model", "activation", "preset")}
+    subject = subject_of(plan, "digits", **named)
+    one, other = (torch.cat([p.flatten() for p in subject.make_model().parameters()]) for _ in range(2))
+    assert torch.equal(one, other)
 
 
 def test_a_preset_s_learning_rate_is_for_its_norm_and_its_steps_for_no_noise_in_particular(

@@ -6,7 +6,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +52,26 @@ def subject_of(
 
     Who is on which level is read from the run folder's promises, where there are such; otherwise people are
     put on the plan's levels in order. People past the last record supplied none; records past the last person
-    are left out. A `preset` says what the network is given of each image.
+    are left out. A `preset` says what the network is given of each image, and with which weights it starts.
     """
     dataset = load(data, folder=folder)
-    if preset is not None:
-        dataset = find_preset(preset).prepare(dataset)
+    recipe = None if preset is None else find_preset(preset)
+    if recipe is not None:
+        dataset = recipe.prepare(dataset)
     classes = len(dataset.classes)
     shape = dataset.input_shape
     name = model or next((n for n, known in BUILT_IN.items() if known.input_shape == shape), "tabular")
 
-    def make_model() -> nn.Module:
+    def made() -> nn.Module:
+        if recipe is not None and (model, activation) == (recipe.model, recipe.activation):
+            return recipe.make_model(dataset)
         return by_name(name, input_shape=shape, classes=classes, activation=activation)
 
-    make_model()  # a wrong name is refused before anything is run
+    first = made()  # a wrong name is refused before anything is run
+    drawn = recipe is not None and recipe.start == "drawn"
+    make_model: Callable[[], nn.Module] = (
+        partial(deepcopy, first) if drawn else made
+    )  # a minute's work is done once
     people = plan.people
     return Subject(
         make_model=make_model,
