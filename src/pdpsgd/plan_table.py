@@ -59,11 +59,11 @@ def table(plan: Plan) -> Table:
     for row in rows(plan):
         made.add_row(
             f"{row.people:,}",
-            _span(row.epsilon),
-            "nothing proven" if row.proven is None else _span(row.proven),
+            span(row.epsilon),
+            "nothing proven" if row.proven is None else span(row.proven),
             "" if row.used is None else f"{100 * row.used:.1f} %",
-            _span(row.rate, digits=3),
-            _span(row.delta),
+            span(row.rate, digits=3),
+            span(row.delta),
         )
     return made
 
@@ -133,6 +133,7 @@ def _row(plan: Plan, group: list[int]) -> Row:
     )
 
 
-def _span(values: tuple[float, float], digits: int = 4) -> str:
-    low, high = (f"{value:.{digits}g}" for value in values)
+def span(values: tuple[float, float], digits: int = 4) -> str:
+    """One value, or the two ends of a range."""
+    low, high = ("no limit" if math.isinf(value) else f"{value:.{digits}g}" for value in values)
     return low if low == high else f"{low} to {high}"
