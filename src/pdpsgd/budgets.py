@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterable, KeysView, Mapping, ValuesView
 from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
@@ -237,9 +237,9 @@ def _exponential_shares(groups: int, k: float) -> FloatArray:
 def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> FloatArray:
     """The values as numbers; what is masked, missing, complex, text, or true or false is refused with its place."""
     array = _array(name, values, place)
-    given = array
-    if isinstance(values, (list, tuple)) and any(isinstance(x, (bool, np.bool_, str)) for x in values):
-        given = np.array(values, dtype=object)  # numpy has turned True into 1, or 1 into "1"
+    given, listed = array, _listed(values)
+    if listed is not None and any(isinstance(x, (bool, np.bool_, str)) for x in listed):
+        given = np.array(listed, dtype=object)  # numpy has turned True into 1, or 1 into "1"
     where = _first_non_number(given.ravel())
     if where is not None:
         who = place(where) if array.ndim else "everybody"
@@ -258,7 +258,7 @@ def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdA
             fail(f"Expected {name} for every person. Got a masked one for {place(int(hidden.argmax()))}.")
         return np.asarray(values.data)
     try:
-        return np.asarray(values)
+        return np.asarray(list(values) if isinstance(values, (KeysView, ValuesView)) else values)
     except (TypeError, ValueError, RuntimeError) as error:
         fail(f"Expected {name} to be one value a person. Got {values!r}: {error}.")
 
@@ -286,8 +286,8 @@ def _check_budgets(
 
 def _names(ids: Any, place: Callable[[int], str]) -> IdArray:
     """Ids as an array; a missing one is refused with its place, and so are numbers among text."""
-    listed = list(ids) if isinstance(ids, (list, tuple, KeysView, ValuesView)) else None
-    array = _array("an id", ids if listed is None else listed, place)
+    array = _array("an id", ids, place)
+    listed = _listed(ids)
     if listed is None and array.dtype.kind != "O":
         unequal = array != array  # not a number, or not a time
         if unequal.any():
@@ -300,11 +300,21 @@ def _names(ids: Any, place: Callable[[int], str]) -> IdArray:
     missing = next((i for i, name in enumerate(given) if _is_missing(name)), None)
     if missing is not None:
         _fail_missing(place(missing))
-    plain = [name.item() if isinstance(name, np.generic) else name for name in given]
-    kinds = sorted({type(name).__name__ for name in plain})
-    if len(kinds) > 1:
-        fail(f"Expected ids that are all whole numbers or all text. Got values of {', '.join(kinds)}.")
-    return _array("an id", plain, place)
+    if 0 < sum(isinstance(name, str) for name in given) < len(given):
+        kinds = {"str" if isinstance(name, str) else type(name).__name__ for name in given}
+        _fail_mixed(kinds)
+    if array.dtype.kind == "O" and all(isinstance(name, np.integer) for name in given):
+        return _array("an id", [int(name) for name in given], place)
+    return array
+
+
+def _listed(values: Any) -> list[Any] | None:
+    """What stands in a list, or in a dictionary's keys or values; None for anything else."""
+    return list(values) if isinstance(values, (list, tuple, KeysView, ValuesView)) else None
+
+
+def _fail_mixed(kinds: Iterable[str]) -> NoReturn:
+    fail(f"Expected ids that are all whole numbers or all text. Got values of {', '.join(sorted(kinds))}.")
 
 
 def _fail_missing(place: str) -> NoReturn:
@@ -322,8 +332,7 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
     if ids.dtype.kind == "O":
         kinds = set(map(type, ids.tolist()))
         if kinds not in ({str}, {int}):
-            found = ", ".join(sorted(kind.__name__ for kind in kinds))
-            fail(f"Expected ids that are all whole numbers or all text. Got values of {found}.")
+            _fail_mixed(kind.__name__ for kind in kinds)
     # polars hashes ten million ids in a second, of whatever type; numpy would have to sort them.
     repeated = polars.Series("id", ids.tolist() if ids.dtype.kind == "O" else ids).is_duplicated().to_numpy()
     if repeated.any():

@@ -10,7 +10,7 @@ reads this file knows all there is to know of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -56,25 +56,22 @@ GLYPHS: tuple[tuple[str, ...], ...] = (
 AT_ONCE = 250
 
 
-def drawn(
-    dataset: str, pictures: int, *, seed: int = 0, progress: Callable[[int, int], None] | None = None
-) -> tuple[Tensor, Tensor]:
+def drawn(dataset: str, pictures: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     """So many pictures like a benchmark's, pixels from 0 to 1, and the digit that each shows.
 
-    `progress` is told how many there are already, and how many there will be.
-
-    Guarantee: a function of its arguments alone; no data is read.
+    Guarantee: no data is read; what is random about them comes from the seed.
     """
+    images, digits = zip(*drawing(dataset, pictures, seed=seed), strict=True)
+    return torch.cat(images), torch.cat(digits)
+
+
+def drawing(dataset: str, pictures: int, *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same, some at a time."""
     check_one_of(tuple(DRAWN), dataset=dataset)
     check_positive(pictures=pictures)
     random = torch.Generator().manual_seed(seed)
-    digits = torch.randint(10, (pictures,), generator=random)
-    images: list[Tensor] = []
-    for some in torch.split(digits, AT_ONCE):
-        images.append(DRAWN[dataset](some, random))
-        if progress is not None:
-            progress(min(pictures, AT_ONCE * len(images)), pictures)
-    return torch.cat(images), digits
+    for digits in torch.split(torch.randint(10, (pictures,), generator=random), AT_ONCE):
+        yield DRAWN[dataset](digits, random), digits
 
 
 def handwritten_digits(digits: Tensor, random: Generator) -> Tensor:

@@ -21,15 +21,15 @@ def fail(message: str) -> NoReturn:
 
 
 def warn(message: str) -> None:
-    """Warn, and name the line of the user's code that led here: the nearest one outside of this package and torch."""
+    """Warn, and name the line of the user's code that led here: the nearest outside of this package and its like."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and _is_inside(str(frame.f_globals.get("__name__"))):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level + 1)
 
 
 def _is_inside(module: str) -> bool:
-    return module.partition(".")[0] in ("pdpsgd", "torch", "contextlib", "functools")
+    return module.partition(".")[0] in ("pdpsgd", "torch", "contextlib", "functools", "tqdm", "lightning")
 
 
 def check_positive(**values: float) -> None:

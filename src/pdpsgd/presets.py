@@ -155,7 +155,7 @@ _CNN = Preset(
 )
 _LINEAR = Preset(
     name="mnist-scattering",
-    summary="a linear model on wavelet features: the most accurate",
+    summary="a linear model on wavelet features",
     dataset="mnist",
     model="linear",
     activation=None,

@@ -7,7 +7,7 @@ one record or none. Somebody without a record is drawn like anyone and contribut
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -99,6 +99,8 @@ def match_records(
             )
     if record_ids is not None and record_of_person is not None:
         fail("Expected record_ids or record_of_person, not both.")
+    if isinstance(record_ids, (KeysView, ValuesView)):
+        record_ids = list(record_ids)
     if record_ids is not None:
         return _match_by_id(people, records, ids, np.asarray(record_ids))
     if record_of_person is None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.datasets.catalogue import benchmark
-from pdpsgd.drawing import drawn
+from pdpsgd.drawing import drawing
 
 Progress = Callable[[str, int, int], None]
 """Told what is done, how much of it, and of how much."""
@@ -39,24 +39,43 @@ def start_from_drawn(
 
     They are normalised as the benchmark is; `features_of` makes of them what the model is given of its images.
 
-    Guarantee: the weights are a function of the arguments alone. No data of people is read, so what is trained
-    from here on costs what it would cost from any other start.
+    Guarantee: no data of people is read, so what is trained from here on costs what it would cost from any other
+    start. What is random comes from the seed.
     """
-    constants = benchmark(dataset).normalisation
-    mean, std = (torch.tensor(values)[:, None, None] for values in (constants.mean, constants.std))
     told = progress or (lambda name, done, total: None)
-    images, digits = drawn(dataset, pictures, seed=seed, progress=partial(told, "Digits drawn"))
-    inputs = features_of((images - mean) / std)
-    random = torch.Generator().manual_seed(seed)
+    inputs, digits = _examples(dataset, features_of, pictures, seed, partial(told, "Digits drawn"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = math.ceil(PASSES * pictures / BATCH_SIZE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    was_training = model.training
     model.train()
-    for step in range(steps):
-        batch = torch.randint(pictures, (BATCH_SIZE,), generator=random)
-        optimizer.zero_grad()
-        torch.autograd.backward(F.cross_entropy(model(inputs[batch]), digits[batch]))
-        optimizer.step()
-        schedule.step()
-        told("Learned from them", step + 1, steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random = torch.Generator().manual_seed(seed)
+        for step in range(steps):
+            batch = torch.randint(pictures, (BATCH_SIZE,), generator=random)
+            optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(model(inputs[batch]), digits[batch]))
+            optimizer.step()
+            schedule.step()
+            told("Learned from them", step + 1, steps)
     optimizer.zero_grad()
+    model.train(was_training)
+
+
+def _examples(
+    dataset: str,
+    features_of: Callable[[Tensor], Tensor],
+    pictures: int,
+    seed: int,
+    told: Callable[[int, int], None],
+) -> tuple[Tensor, Tensor]:
+    constants = benchmark(dataset).normalisation
+    mean, std = (torch.tensor(values)[:, None, None] for values in (constants.mean, constants.std))
+    inputs, labels, done = [], [], 0
+    for images, digits in drawing(dataset, pictures, seed=seed):
+        inputs.append(features_of((images - mean) / std))
+        labels.append(digits)
+        done += len(digits)
+        told(done, pictures)
+    return torch.cat(inputs), torch.cat(labels)

@@ -207,6 +207,19 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
     subject = subject_of(plan, "digits", **named)
     one, other = (torch.cat([p.flatten() for p in subject.make_model().parameters()]) for _ in range(2))
     assert torch.equal(one, other)
+    assert settings["start"] == "drawn"
+    changed = run("train", "digits", *given, "--activation", "relu", "--run-folder", "changed")
+    check(changed)
+    assert "Digits drawn" in changed.stderr, "another activation starts from drawn digits, too"
+
+
+def test_a_network_that_starts_at_random_has_no_progress_to_show_before_training(
+    run: Callable[..., Any],
+) -> None:
+    given = ("--steps", "3", "--batch-size", "20", "--tiers", "1:1", "--no-report", "--seed", "0")
+    result = run("train", "digits", *given, "--run-folder", "run")
+    check(result)
+    assert not result.stderr.startswith("\n")
 
 
 def test_a_preset_s_learning_rate_is_for_its_norm_and_its_steps_for_no_noise_in_particular(

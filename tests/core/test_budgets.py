@@ -101,7 +101,7 @@ def test_a_missing_id_is_refused_with_its_place(ids: object) -> None:
 
 @pytest.mark.parametrize("ids", [np.array([1, "1"], dtype=object), [1, "a"], (np.int64(1), "1")], ids=str)
 def test_ids_of_several_kinds_are_refused(ids: object) -> None:
-    with pytest.raises(PdpsgdError, match=r"all whole numbers or all text. Got values of int, str"):
+    with pytest.raises(PdpsgdError, match=r"all whole numbers or all text. Got values of int(64)?, str"):
         Budgets([1.0, 2.0], ids=ids)
 
 
@@ -115,6 +115,38 @@ def test_ids_are_the_same_whatever_holds_them(ids: object) -> None:
     later = Budgets([2.0, 3.0], ids=np.array([7, 8]))
     before = plan(Budgets([1.0, 2.0], ids=ids), steps=2, batch_size=1)
     assert len(plan(later, steps=2, batch_size=1, history=[before]).levels) == 2
+
+
+class Kind(str):
+    """Text of a kind of its own."""
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [np.datetime64("2020-01-01"), np.datetime64("2020-01-02")],
+        [np.datetime64("2020-01-01", "ns"), np.datetime64("2020-01-02", "ns")],
+        [1, 2.5],
+        [b"a", b"b"],
+        [Kind("a"), "b"],
+        [np.str_("a"), "b"],
+        pandas.Series([7, 8]),
+        polars.Series(["a", "b"]),
+        pandas.Index(["a", "b"]),
+    ],
+    ids=repr,
+)
+def test_ids_of_other_kinds_are_taken_as_numpy_takes_them(ids: object) -> None:
+    assert np.array_equal(Budgets([1.0, 2.0], ids=ids).ids, np.asarray(ids))
+
+
+def test_a_dictionary_s_values_are_budgets_like_any_others() -> None:
+    said = {"ann": 0.5, "ben": 1.0}
+    budgets = Budgets(said.values(), ids=said.keys())
+    assert budgets.epsilon.tolist() == [0.5, 1.0]
+    assert budgets.ids.tolist() == ["ann", "ben"]
+    with pytest.raises(PdpsgdError, match=r"Got True for person ben"):
+        Budgets({"ann": 1.0, "ben": True}.values(), ids=["ann", "ben"])
 
 
 def test_duplicate_ids_are_refused_by_name() -> None:

@@ -287,8 +287,32 @@ class Packed(nn.Module):
         return self.recurrent(packed)[1][-1]
 
 
-def test_packed_sequences_are_refused_with_the_remedy() -> None:
-    model = Packed()
+class Inside(nn.Module):
+    """Takes what it is given in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, pair: tuple[nn.utils.rnn.PackedSequence, float]) -> Tensor:
+        return pair[0].data * self.scale
+
+
+class PackedInside(nn.Module):
+    """Hands packed sequences on in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inside()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner((nn.utils.rnn.pack_sequence(list(inputs)), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "where"), [(Packed(), r"recurrent \(GRU\)"), (PackedInside(), r"inner \(Inside\)")]
+)
+def test_packed_sequences_are_refused_with_the_remedy(model: nn.Module, where: str) -> None:
     ClippedGradients(model)
-    with pytest.raises(PdpsgdError, match=r"recurrent \(GRU\) is given a PackedSequence.*padded sequences"):
+    with pytest.raises(PdpsgdError, match=rf"{where} is given a PackedSequence.*padded sequences"):
         model(torch.randn(3, 5, 3))

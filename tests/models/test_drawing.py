@@ -69,6 +69,18 @@ def test_a_network_that_has_seen_drawn_digits_only_reads_real_ones() -> None:
     assert {name for name, _, _ in told} == {"Digits drawn", "Learned from them"}
 
 
+def test_a_start_is_the_same_for_the_same_seed_whatever_else_is_random() -> None:
+    def started(before: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10)).eval()
+        torch.manual_seed(before)
+        start_from_drawn(model, "digits", pictures=200)
+        assert not model.training
+        return model[2].weight.detach()
+
+    assert torch.equal(started(1), started(2))
+
+
 def test_private_training_goes_on_from_there() -> None:
     digits = load("digits")
     model = digits_network()

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,15 +64,14 @@ def subject_of(
     name = model or next((n for n, known in BUILT_IN.items() if known.input_shape == shape), "tabular")
 
     def made() -> nn.Module:
-        if recipe is not None and (model, activation) == (recipe.model, recipe.activation):
-            return recipe.make_model(dataset)
-        return by_name(name, input_shape=shape, classes=classes, activation=activation)
+        if recipe is None:
+            return by_name(name, input_shape=shape, classes=classes, activation=activation)
+        own = recipe if model is None else replace(recipe, model=model, activation=activation)
+        return own.make_model(dataset)
 
     first = made()  # a wrong name is refused before anything is run
     drawn = recipe is not None and recipe.start == "drawn"
-    make_model: Callable[[], nn.Module] = (
-        partial(deepcopy, first) if drawn else made
-    )  # a minute's work is done once
+    make_model: Callable[[], nn.Module] = partial(deepcopy, first) if drawn else made  # a minute's work, once
     people = plan.people
     return Subject(
         make_model=make_model,

@@ -264,7 +264,14 @@ class Screen:
             yield None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TaskID,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         columns = (
             TextColumn("{task.description}"),
@@ -272,15 +279,21 @@ class Screen:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True)) as shown:
-            tasks = {}
+        shown = Progress(*columns, console=Console(stderr=True))
+        tasks: dict[str, TaskID] = {}
 
-            def tell(name: str, done: int, total: int) -> None:
-                if name not in tasks:
-                    tasks[name] = shown.add_task(name, total=total)
-                shown.update(tasks[name], completed=done)
+        def tell(name: str, done: int, total: int) -> None:
+            if not tasks:
+                shown.start()
+            if name not in tasks:
+                tasks[name] = shown.add_task(name, total=total)
+            shown.update(tasks[name], completed=done)
 
+        try:
             yield tell
+        finally:
+            if tasks:  # otherwise there is nothing on the screen to end
+                shown.stop()
 
     def say(self, *parts: Any) -> None:
         """Print something, as it is."""

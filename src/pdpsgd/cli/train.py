@@ -296,13 +296,16 @@ def _describe(
     folder: Path, data: PeopleData, *, model: str, activation: str | None, preset: str | None
 ) -> None:
     """Add to the settings what only the command line knows: which data, which network, which remarks."""
+    from pdpsgd.presets import preset as find_preset
     from pdpsgd.run_folder import SENSITIVE, RunFolder
 
     run = RunFolder(folder)
     settings: dict[str, Any] = json.loads((folder / "settings.json").read_text())
     settings |= {"data": data.name, "model": model, "classes": list(data.classes), "notes": list(data.notes)}
-    # A preset may say that the network is given features instead of pixels.
-    settings |= {name: said for name, said in (("activation", activation), ("preset", preset)) if said}
+    # A preset may say that the network is given features instead of pixels, and where it starts.
+    start = "random" if preset is None else find_preset(preset).start
+    said = {"activation": activation, "preset": preset, "start": None if start == "random" else start}
+    settings |= {name: value for name, value in said.items() if value}
     run.write_settings(settings)
     if data.schema is not None:
         # A draft was read from the private data: it is not for publishing until somebody has confirmed it.

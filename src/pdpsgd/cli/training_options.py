@@ -102,9 +102,9 @@ PresetName = Annotated[
     str | None,
     typer.Option(
         "--preset",
-        help="A recipe with its network: mnist, fashion-mnist or svhn; more accurate, one of these followed by "
-        "-scattering; mnist-drawn or svhn-drawn, whose networks start from drawn digits. Any of its options may still "
-        "be given.",
+        help="A recipe with its network: mnist, fashion-mnist or svhn; one of these followed by -scattering, "
+        "which is more accurate; mnist-drawn or svhn-drawn, whose networks start from drawn digits. Any of its options "
+        "may still be given.",
         is_eager=True,
         callback=_read_preset,
         show_default=False,
@@ -270,8 +270,11 @@ def make_network(
 
     if seed is not None:
         torch.manual_seed(seed)
-    if preset is not None and (model, activation) == (find(preset).model, find(preset).activation):
-        return find(preset).make_model(data, progress=progress)
+    if preset is not None:
+        recipe = find(preset)
+        return replace(recipe, model=model or recipe.model, activation=activation).make_model(
+            data, progress=progress
+        )
     return by_name(
         model or data.model, input_shape=data.input_shape, classes=len(data.classes), activation=activation
     )

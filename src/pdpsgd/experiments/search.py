@@ -46,8 +46,8 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
 """For each data set and kind of training: the recipe, and the learning rates that are tried.
 
 The kinds: the paper's network on `pixels`, short enough for many systems; the `best` for it that was found, for
-`pdp-sgd-exact` and uniform DP-SGD; the same with first weights from `drawn` pictures; with `relu`, as printed, where
-`pixels` is not; and a linear model on `scattering` features.
+`pdp-sgd-exact` and uniform DP-SGD, from random weights; the best from weights that have seen `drawn` digits; with
+`relu`, as printed, where `pixels` is not; and a linear model on `scattering` features.
 """
 
 

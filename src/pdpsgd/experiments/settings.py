@@ -91,9 +91,10 @@ class Setting:
     reading: str | None = None
 
     def quick(self) -> Setting:
-        """The same with few steps: shows that everything runs, and nothing else."""
+        """The same with few steps, from random weights: shows that everything runs, and nothing else."""
         steps = None if self.recipe.steps is None else max(10, self.recipe.steps // 50)
-        recipe = replace(self.recipe, steps=steps, batch_size=min(self.recipe.batch_size, 256))
+        batch_size = min(self.recipe.batch_size, 256)
+        recipe = replace(self.recipe, steps=steps, batch_size=batch_size, start="random")
         if steps is None:
             recipe = replace(recipe, steps=50, noise_multiplier=None, rounds=3)
         return replace(self, recipe=recipe)

@@ -23,7 +23,7 @@ def any_module(site: Site, module: nn.Module, forward: Callable[..., Any], *args
     The gradients of the copies are the gradients per example, whatever the module does inside, and whatever the
     module's examples would have shared. Vectorised by torch.func.vmap where the module allows it, else a loop.
     """
-    if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
+    if any(_is_packed(leaf) for leaf in pytree.tree_leaves((args, kwargs), is_leaf=_is_packed)):
         fail(
             f"{site.name} ({type(module).__name__}) is given a PackedSequence, in which the examples of a batch are "
             "interleaved. Give it padded sequences, and take each one's output at its own last step (with gather)."
@@ -74,6 +74,10 @@ def any_module(site: Site, module: nn.Module, forward: Callable[..., Any], *args
         return pytree.tree_map_only(Tensor, lambda output: _without_single(site, output), outputs)
     finally:
         recorder.paused = False
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
 
 
 class _Shell(nn.Module):

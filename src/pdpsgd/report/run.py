@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdpsgd import charts
 from pdpsgd.charts import PAGE
@@ -25,9 +25,6 @@ from pdpsgd.report.plan import (
     used_parts,
     verify_parts,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def write_run_report(folder: str | Path, output: str | Path | None = None) -> Path:
