@@ -104,37 +104,28 @@ class Preset:
             from pdpsgd.scattering import scattering_features
 
             return scattering_features(images)
-        if self.features == "standardised-pixels":
-            from pdpsgd.standardising import standardised_images
+        from pdpsgd.standardising import PIXELS
 
-            return standardised_images(images)
-        if self.features == "locally-standardised-pixels":
-            from pdpsgd.standardising import locally_standardised_images
-
-            return locally_standardised_images(images)
-        return images
+        return PIXELS[self.features](images)
 
     def make_model(self, dataset: Dataset | PeopleData, *, progress: Progress | None = None) -> nn.Module:
         """The preset's network for a data set that `prepare` gave back.
 
         One that starts from drawn digits is trained on them first, which takes a minute; `progress` is told of it.
         """
-        from torch.nn import init
-
         from pdpsgd import models
+        from pdpsgd.starts import STARTS, start_at_zero, start_from_drawn
 
+        check_one_of(STARTS, start=self.start)
         made = models.by_name(
             self.model,
             input_shape=dataset.input_shape,
             classes=len(dataset.classes),
             activation=self.activation,
         )
-        if self.model == "linear":  # convex: zero is as good a start as any, and needs no luck
-            for parameter in made.parameters():
-                init.zeros_(parameter)
+        if self.model == "linear":
+            start_at_zero(made)
         if self.start == "drawn":
-            from pdpsgd.starts import start_from_drawn
-
             start_from_drawn(made, self.dataset, features_of=self.features_of, progress=progress)
         return made
 

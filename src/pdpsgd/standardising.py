@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,14 @@ def locally_standardised_images(images: Tensor, *, width: int = 9) -> Tensor:
     around = _means_around(centred.square().mean(1, keepdim=True), width).sqrt()
     usual = around.mean((1, 2, 3), keepdim=True).clamp(min=LEAST_CONTRAST)
     return centred / torch.maximum(around, usual)
+
+
+PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "pixels": lambda images: images,
+    "standardised-pixels": standardised_images,
+    "locally-standardised-pixels": locally_standardised_images,
+}
+"""Inputs of the size of the images, by name."""
 
 
 def _means_around(images: Tensor, width: int) -> Tensor:

@@ -211,6 +211,10 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
     changed = run("train", "digits", *given, "--activation", "relu", "--run-folder", "changed")
     check(changed)
     assert "Digits drawn" in changed.stderr, "another activation starts from drawn digits, too"
+    finished = Path("run/model.safetensors").read_bytes()
+    resumed = run("train", "digits", *given, "--run-folder", "run", "--resume")
+    assert "Digits drawn" not in resumed.stderr, "a run that goes on has its weights already"
+    assert Path("run/model.safetensors").read_bytes() == finished
 
 
 def test_a_network_that_starts_at_random_has_no_progress_to_show_before_training(

@@ -74,8 +74,10 @@ def test_a_start_is_the_same_for_the_same_seed_whatever_else_is_random() -> None
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10)).eval()
         torch.manual_seed(before)
+        before_it = model[2].weight.clone()
         start_from_drawn(model, "digits", pictures=200)
         assert not model.training
+        assert not torch.equal(model[2].weight, before_it)
         return model[2].weight.detach()
 
     assert torch.equal(started(1), started(2))

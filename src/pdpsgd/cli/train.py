@@ -230,7 +230,15 @@ def train(
         options_with(preset, made, max_grad_norm=None, learning_rate=own)
     folder = run_folder or _new_folder(f"{Path(data).stem}-{made.mechanism}")
     with screen.bars() as progress:
-        network = options.make_network(people, model, activation, seed=seed, preset=preset, progress=progress)
+        network = options.make_network(
+            people,
+            model,
+            activation,
+            seed=seed,
+            preset=preset,
+            progress=progress,
+            resumed=resume and (folder / "checkpoint.safetensors").exists(),
+        )
 
     from pdpsgd.training import fit
 

@@ -261,8 +261,9 @@ def make_network(
     seed: int | None,
     preset: str | None = None,
     progress: Progress | None = None,
+    resumed: bool = False,
 ) -> nn.Module:
-    """The network by name, its first weights from the seed if there is one."""
+    """The network by name, its first weights from the seed if there is one; a resumed run has its own already."""
     import torch
 
     from pdpsgd.models import by_name
@@ -271,10 +272,9 @@ def make_network(
     if seed is not None:
         torch.manual_seed(seed)
     if preset is not None:
-        recipe = find(preset)
-        return replace(recipe, model=model or recipe.model, activation=activation).make_model(
-            data, progress=progress
-        )
+        recipe = replace(find(preset), activation=activation)
+        recipe = replace(recipe, model=model or recipe.model, start="random" if resumed else recipe.start)
+        return recipe.make_model(data, progress=progress)
     return by_name(
         model or data.model, input_shape=data.input_shape, classes=len(data.classes), activation=activation
     )

@@ -8,8 +8,12 @@ benchmarks; nothing is computed anew from the data that a model is trained on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pdpsgd.errors import check_one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,21 @@ class Normalisation:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def normalise_(self, images: Tensor) -> Tensor:
+        """Pixels from 0 to 1 (images, channels, height, width) become inputs, in place: SVHN is a gigabyte."""
+        mean, std = self._by_channel()
+        return images.sub_(mean).div_(std)
+
+    def undone(self, inputs: Tensor) -> Tensor:
+        """The pixels, from 0 to 1, that inputs were made of."""
+        mean, std = self._by_channel()
+        return inputs * std + mean
+
+    def _by_channel(self) -> tuple[Tensor, Tensor]:
+        import torch
+
+        return torch.tensor(self.mean)[:, None, None], torch.tensor(self.std)[:, None, None]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -17,8 +17,8 @@ from pdpsgd.datasets.catalogue import Normalisation, benchmark
 from pdpsgd.datasets.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.experiments.settings import VALIDATION_PEOPLE, Setting
-from pdpsgd.standardising import locally_standardised_images, standardised_images
-from pdpsgd.starts import STARTS, start_from_drawn
+from pdpsgd.standardising import PIXELS
+from pdpsgd.starts import STARTS, start_at_zero, start_from_drawn
 
 Pair = tuple[Tensor, Tensor]
 FEATURES = (
@@ -49,14 +49,17 @@ def model_of(setting: Setting) -> nn.Module:
     shape = features_of(setting.dataset, setting.recipe.features).input_shape
     if setting.recipe.features == "scattering":
         linear = models.by_name("linear", input_shape=shape, classes=10)
-        for parameter in linear.parameters():
-            nn.init.zeros_(parameter)
+        start_at_zero(linear)
         return linear
     name = {"digits": "digits", "svhn": "svhn-cnn"}.get(setting.dataset, "mnist-cnn")
     network = models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
     if setting.recipe.start == "drawn":
-        constants, changed = benchmark(setting.dataset).normalisation, _PIXELS[setting.recipe.features]
-        start_from_drawn(network, setting.dataset, features_of=lambda images: changed(images, constants))
+        changed = partial(
+            _changed,
+            features=setting.recipe.features,
+            normalisation=benchmark(setting.dataset).normalisation,
+        )
+        start_from_drawn(network, setting.dataset, features_of=changed)
     return network
 
 
@@ -67,29 +70,22 @@ def features_of(dataset: str, features: str) -> datasets.Dataset:
     loaded = datasets.load(dataset)
     if features == "scattering":
         return _scattered(loaded)
-    changed = _PIXELS[features]
     return replace(
         loaded,
-        train_inputs=changed(loaded.train_inputs, loaded.normalisation),
-        test_inputs=changed(loaded.test_inputs, loaded.normalisation),
+        train_inputs=_changed(loaded.train_inputs, features, loaded.normalisation),
+        test_inputs=_changed(loaded.test_inputs, features, loaded.normalisation),
     )
-
-
-def _as_in_files(images: Tensor, normalisation: Normalisation) -> Tensor:
-    """Pixels from 0 to 1, not normalised."""
-    mean, std = (
-        torch.tensor(constants)[:, None, None] for constants in (normalisation.mean, normalisation.std)
-    )
-    return images * std + mean
 
 
 _PIXELS: dict[str, Callable[[Tensor, Normalisation], Tensor]] = {
-    "pixels": lambda images, normalisation: images,
-    "unit-pixels": _as_in_files,
-    "signed-pixels": lambda images, normalisation: 2 * _as_in_files(images, normalisation) - 1,
-    "standardised-pixels": lambda images, normalisation: standardised_images(images),
-    "locally-standardised-pixels": lambda images, normalisation: locally_standardised_images(images),
+    "unit-pixels": lambda images, normalisation: normalisation.undone(images),
+    "signed-pixels": lambda images, normalisation: 2 * normalisation.undone(images) - 1,
 }
+"""As they are in the files, or twice that less one; others are in `standardising`."""
+
+
+def _changed(images: Tensor, features: str, normalisation: Normalisation) -> Tensor:
+    return _PIXELS[features](images, normalisation) if features in _PIXELS else PIXELS[features](images)
 
 
 def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:

@@ -54,16 +54,13 @@ def _differences(cells: Sequence[Cell], record: Record) -> list[str]:
             reason = _reason(tried, printed)
             shown = f"{entry.text()} | {printed_text(printed)} | {apart:+.2f}"
             rows.append(f"{which} {shown} | {reason or 'not explained'} |")
-            if reason is None or reason.startswith("no reading"):
+            if reason is None:
                 unexplained += [
                     f"{which} {what} | {found.text()} | {(found.mean or 0.0) - printed.mean:+.2f} |"
                     for what, found in tried.items()
                 ]
     if not rows:
         return []
-    without = (
-        " Where none of these does, how little noise it takes if all people are treated alike: no reason."
-    )
     return [
         "",
         "## Where ours and the printed figures differ",
@@ -72,11 +69,10 @@ def _differences(cells: Sequence[Cell], record: Record) -> list[str]:
         "cells, uniform DP-SGD counted once. The last column has the simplest of the experiments below, done on that "
         "very cell, by which it comes within two deviations of the print, and what it gives; in this order: pixels "
         "from 0 to 1, pixels from -1 to 1, a learning rate that falls, noise searched for the sum of thresholds, that "
-        "with one of the others or by a tighter accountant, and batches that are drawn from everybody, by weight."
-        f"{without if unexplained else ''} That something gives the printed figure does not say that it is what the "
-        "authors did: where many things are tried, one of them may by chance, and several of these spend more than "
-        "people allow (below). With two or three seeds deviations are uncertain, so that where ours is wide it is easy "
-        "to be within two of them.",
+        "with one of the others or by a tighter accountant, and batches that are drawn from everybody, by weight. "
+        "That something gives the printed figure does not say that it is what the authors did: where many things are "
+        "tried, one of them may by chance, and several of these spend more than people allow (below). With two or "
+        "three seeds deviations are uncertain, so that where ours is wide it is easy to be within two of them.",
         "",
         "| data set | k | system | ours | paper | difference | reason |",
         "|---|---|---|---|---|---|---|",
@@ -286,7 +282,7 @@ def _by_accountants(search: Record, record: Record) -> list[str]:
         "",
         "The paper names three accountants, RDP, GDP and PRV, and says that it uses RDP; the engine of Opacus, which "
         "it uses, takes PRV where it is told nothing (version 1.6). PRV finds what PLD finds, nearly the least epsilon "
-        "that there is, which is 10 to 25 % below RDP's here: so noise that is searched by it for the same sum of "
+        "that there is, which is less than RDP's: so noise that is searched by it for the same sum of "
         "thresholds is less in most rounds. Rounds by epochs, and the paper's steps less those of rounds in which "
         "nobody has anything left; noise and what is provable are of the first seed:",
         "",

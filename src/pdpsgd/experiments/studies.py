@@ -186,11 +186,6 @@ def experiments_on(setting: Setting) -> dict[str, Setting]:
         "noise for the sum, by PLD, a rate that falls": by_pld(with_falling_rate(searched)),
         "noise for the sum, weighted batches": weighted,
         "noise for the sum, weighted batches, a rate that falls": with_falling_rate(weighted),
-        **{
-            f"no reading does; noise {s.recipe.noise_multiplier:g} for all people, who would have to allow "
-            f"{s.population.tiers[0][0]:.2f}": s
-            for s in noise_settings(setting.dataset)
-        },
     }
 
 
@@ -221,7 +216,7 @@ def idp_settings(dataset: str, search: Record) -> list[Setting]:
     return _known(settings)
 
 
-def noise_settings(dataset: str, search: Record | None = None) -> list[Setting]:
+def noise_settings(dataset: str, search: Record) -> list[Setting]:
     """As many steps as the paper reports for PDP-SGD, with less and less noise, whatever that costs by RDP."""
     rate, steps = PAPERS_RECIPE.batch_size / PEOPLE[dataset], TABLE_2["pdp-sgd"].iterations
     settings = []
