@@ -354,3 +354,12 @@ def test_noise_by_noise_everybody_allows_what_it_costs() -> None:
         allowed = [setting.population.tiers[0][0] for setting in settings]
         assert allowed == sorted(allowed)
         assert {setting.recipe.noise_multiplier for setting in settings} == set(NOISE_AS_PUBLISHED)
+
+
+def test_every_study_has_a_page_or_a_figure_that_its_command_writes() -> None:
+    from pdpsgd.experiments.reproduce import SHOWN_ON
+    from pdpsgd.experiments.studies import STUDIES
+    from pdpsgd.experiments.tables import PAGES
+
+    figures = {"weights", "intervals"}
+    assert {name for name in STUDIES if SHOWN_ON.get(name, name) not in PAGES} == figures

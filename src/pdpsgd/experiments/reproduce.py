@@ -26,6 +26,7 @@ SHOWN_ON = dict.fromkeys(
         "noise-as-published",
         "inputs-as-published",
         "rates-as-published",
+        "accountants-as-published",
     ),
     "table-1-as-published",
 )
