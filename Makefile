@@ -21,7 +21,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(VENV)/.ready-demo
-	$(BIN)/python -m pdpsgd.demo
+	$(BIN)/python -m pdpsgd.cli.demo
 
 # Everything is run, and everything that failed is seen, before it ends.
 test: $(VENV)/.ready-test

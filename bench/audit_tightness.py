@@ -22,13 +22,13 @@ import torch
 from pdpsgd.accounting import accountant
 from pdpsgd.audit.canaries import put_on_list, tiers_of
 from pdpsgd.audit.conformance import ConformanceTest
-from pdpsgd.audit.dirac import dirac_steps, tensor_names
+from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
 from pdpsgd.audit.many_runs import many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
-from pdpsgd.noise_search import smallest_noise_multiplier
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.randomness import RandomSource
+from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.sampling.source import RandomSource
 
 DELTA = 1e-5
 SETTINGS = {"everybody in every batch, 5 steps": (1.0, 5), "rate 0.2, 20 steps": (0.2, 20)}

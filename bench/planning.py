@@ -18,7 +18,7 @@ from rich.table import Table
 
 from pdpsgd import Budgets, plan
 from pdpsgd.accounting import pld
-from pdpsgd.levels import make_levels
+from pdpsgd.planning.levels import make_levels
 
 ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
 PRECISION = 2e-3

@@ -23,9 +23,9 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from rich.console import Console
 from rich.table import Table
 
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.randomness import RandomSource
-from pdpsgd.sampling import PoissonSampler
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.sampling.source import RandomSource
+from pdpsgd.sampling.sampler import PoissonSampler
 
 PEOPLE = (10**5, 10**6, 10**7)
 LEVELS = (1, 20, 256)

@@ -34,9 +34,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pdpsgd.gradients import ClippedGradients
-from pdpsgd.layers import native
-from pdpsgd.models import mnist_cnn, svhn_cnn
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.models.networks import mnist_cnn, svhn_cnn
 
 Step = Callable[[], None]
 

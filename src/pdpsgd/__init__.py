@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from pdpsgd.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Level, Plan, Round
 
 if TYPE_CHECKING:
-    from pdpsgd.engine import PrivacyEngine
-    from pdpsgd.planning import plan
-    from pdpsgd.training import fit
+    from pdpsgd.engine.privacy_engine import PrivacyEngine
+    from pdpsgd.planning.planner import plan
+    from pdpsgd.training.fitting import fit
 
 __version__ = "0.1.0"
 __all__ = ["Budgets", "Level", "PdpsgdError", "Plan", "PrivacyEngine", "Round", "fit", "plan"]
 
-_LOADED_ON_USE = {"PrivacyEngine": "pdpsgd.engine", "fit": "pdpsgd.training", "plan": "pdpsgd.planning"}
+_LOADED_ON_USE = {"PrivacyEngine": "pdpsgd.engine.privacy_engine", "fit": "pdpsgd.training.fitting", "plan": "pdpsgd.planning.planner"}
 
 
 def __getattr__(name: str) -> Any:

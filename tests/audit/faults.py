@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from pdpsgd.engine import PrivacyEngine
-from pdpsgd.plans import Plan
-from pdpsgd.randomness import RandomSource
-from pdpsgd.sampling import PoissonSampler
+from pdpsgd.engine.privacy_engine import PrivacyEngine
+from pdpsgd.planning.plans import Plan
+from pdpsgd.sampling.source import RandomSource
+from pdpsgd.sampling.sampler import PoissonSampler
 
 Tamper = Callable[[PrivacyEngine], None]
 

@@ -17,11 +17,11 @@ from torch import nn
 
 from pdpsgd.audit.canaries import put_on_list
 from pdpsgd.audit.conformance import Conformance, ConformanceTest
-from pdpsgd.audit.dirac import dirac_steps, tensor_names
-from pdpsgd.audit.examples import example_steps
+from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
+from pdpsgd.audit.example_canaries import example_steps
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.randomness import RandomSource
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.sampling.source import RandomSource
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faults

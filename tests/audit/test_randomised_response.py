@@ -9,7 +9,11 @@ import math
 import numpy as np
 import pytest
 
-from pdpsgd.audit.randomised_response import RandomisedResponse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from randomized_response import RandomisedResponse
 
 SETTINGS = {"epsilon": 0.5, "threshold": 0.75}
 RUNS = 1_000_000

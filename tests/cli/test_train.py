@@ -147,7 +147,7 @@ def test_a_preset_says_what_neither_the_file_nor_the_command_line_says(
 ) -> None:
     from dataclasses import replace
 
-    from pdpsgd.presets import PRESETS, preset
+    from pdpsgd.training.presets import PRESETS, preset
 
     small = {"name": "small", "dataset": "digits", "model": "digits", "features": "pixels", "steps": 6}
     monkeypatch.setitem(PRESETS, "small", replace(preset("mnist"), batch_size=20, **small))
@@ -169,7 +169,7 @@ def test_a_preset_is_audited_as_it_was_trained(
     from dataclasses import replace
 
     from pdpsgd.audit.subjects import plan_and_settings, subject_of
-    from pdpsgd.presets import PRESETS, preset
+    from pdpsgd.training.presets import PRESETS, preset
 
     small = {"name": "small", "dataset": "digits", "steps": 3, "batch_size": 20}
     monkeypatch.setitem(PRESETS, "small", replace(preset("mnist-scattering"), **small))
@@ -191,9 +191,9 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
 
     import torch
 
-    from pdpsgd import starts
+    from pdpsgd.models import pretraining as starts
     from pdpsgd.audit.subjects import plan_and_settings, subject_of
-    from pdpsgd.presets import PRESETS, preset
+    from pdpsgd.training.presets import PRESETS, preset
 
     small = {"name": "small", "dataset": "digits", "model": "digits", "steps": 3, "batch_size": 20}
     monkeypatch.setitem(PRESETS, "small", replace(preset("mnist-drawn"), **small))
@@ -231,7 +231,7 @@ def test_a_preset_s_learning_rate_is_for_its_norm_and_its_steps_for_no_noise_in_
 ) -> None:
     from dataclasses import replace
 
-    from pdpsgd.presets import PRESETS, preset
+    from pdpsgd.training.presets import PRESETS, preset
 
     small = {"name": "small", "dataset": "digits", "model": "digits", "batch_size": 20}
     monkeypatch.setitem(PRESETS, "small", replace(preset("mnist"), **small))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer.main
 
-import pdpsgd.experiments
+import experiments
 from pdpsgd.cli import COMMANDS, app
-from pdpsgd.experiments.reproduce import WHAT
+from experiments.reproduce import WHAT
 
 ROOT = Path(__file__).parents[2]
 AUDIT = ROOT / "docs" / "results" / "audit"
@@ -45,7 +45,7 @@ def patterns(text: str) -> list[str]:
     ("text", "folder"),
     [
         (page("docs/architecture.md"), ROOT / "src" / "pdpsgd"),
-        (pdpsgd.experiments.__doc__ or "", ROOT / "src" / "pdpsgd" / "experiments"),
+        (experiments.__doc__ or "", ROOT / "src" / "pdpsgd" / "experiments"),
     ],
     ids=["architecture", "experiments"],
 )

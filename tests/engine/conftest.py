@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pdpsgd.budgets import Budgets
-from pdpsgd.engine import PrivacyEngine
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.private_loader import PrivateLoader
-from pdpsgd.private_optimizer import PrivateOptimizer
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.privacy_engine import PrivacyEngine
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.engine.loader import PrivateLoader
+from pdpsgd.engine.optimizer import PrivateOptimizer
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.journal import Journal
-from pdpsgd.randomness import RandomSource
+from pdpsgd.engine.journal import Journal
+from pdpsgd.sampling.source import RandomSource
 
 
 def take_step(run, *, label_smoothing=0.0):

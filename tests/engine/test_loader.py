@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from pdpsgd.budgets import Budgets
+from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.records import match_records
+from pdpsgd.engine.records import match_records
 
 
 class Rows(Dataset):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.overrides import _get_current_function_mode
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.loss_watch import LossWatch
+from pdpsgd.engine.checks.watch import LossWatch
 
 WEIGHTS = torch.tensor([1.0, 5.0, 9.0])
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pdpsgd.engine import PrivacyEngine
+from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError
 
 

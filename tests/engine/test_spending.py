@@ -9,9 +9,9 @@ import pytest
 
 import pdpsgd
 from pdpsgd.accounting import accountant
-from pdpsgd.budgets import Budgets
+from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.verification import PromiseBroken
+from pdpsgd.planning.verification import PromiseBroken
 
 
 def test_nothing_is_spent_before_the_first_step(private):

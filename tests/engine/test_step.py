@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.randomness import RandomSource
+from pdpsgd.sampling.source import RandomSource
 
 # Noise so small that it can be ignored: for looking at sums.
 QUIET = 1e-12

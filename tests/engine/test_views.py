@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.gradients import ClippedGradients
+from pdpsgd.gradients.clipping import ClippedGradients
 
 MODELS = {
     "linear": lambda: (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(12, 6)),

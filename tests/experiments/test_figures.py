@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdpsgd.experiments import figures, figures_page
-from pdpsgd.experiments.published import TABLE_2
-from pdpsgd.experiments.record import Record
-from pdpsgd.experiments.search import GRIDS, recipe_for, trials
-from pdpsgd.experiments.settings import Population, Setting
-from pdpsgd.experiments.studies import W1, weight_settings
-from pdpsgd.experiments.systems import plan_of
+from experiments import figures
+from experiments import figures_page
+from experiments.published import TABLE_2
+from experiments.record import Record
+from experiments.search import GRIDS, recipe_for, trials
+from experiments.settings import Population, Setting
+from experiments.studies import W1, weight_settings
+from experiments.systems import plan_of
 
 
 def made_up(setting: Setting, seed: int, accuracy: float) -> dict[str, object]:

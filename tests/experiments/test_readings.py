@@ -9,13 +9,13 @@ import pytest
 
 from pdpsgd.accounting import Exposure, accountant
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.experiments.as_published_page import table_1_as_published
-from pdpsgd.experiments.cells import cell
-from pdpsgd.experiments.readings import READINGS
-from pdpsgd.experiments.record import Record
-from pdpsgd.experiments.search import trials
-from pdpsgd.experiments.settings import Recipe, Setting
-from pdpsgd.experiments.studies import (
+from experiments.as_published_page import table_1_as_published
+from experiments.cells import cell
+from experiments.readings import READINGS
+from experiments.record import Record
+from experiments.search import trials
+from experiments.settings import Recipe, Setting
+from experiments.studies import (
     SOUND_SYSTEMS,
     as_published_settings,
     experiments_on,
@@ -23,10 +23,10 @@ from pdpsgd.experiments.studies import (
     network_settings,
     table_1_settings,
 )
-from pdpsgd.experiments.systems import plan_of
-from pdpsgd.experiments.tables import networks, table_1
-from pdpsgd.plans import Plan
-from pdpsgd.verification import PromiseBroken
+from experiments.systems import plan_of
+from experiments.tables import networks, table_1
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.verification import PromiseBroken
 
 PEOPLE = 3_000
 TEN_ROUNDS = Setting(

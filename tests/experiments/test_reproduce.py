@@ -11,28 +11,28 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from pdpsgd.cli.reproduce import reproduce as reproduce_command
+from experiments.__main__ import reproduce as reproduce_command
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.experiments import runner
-from pdpsgd.experiments.cells import cell
-from pdpsgd.experiments.effort import measure
-from pdpsgd.experiments.inputs import features_of
-from pdpsgd.experiments.overview import write_overview
-from pdpsgd.experiments.published import SKEWS, TABLE_1, TABLE_1_SYSTEMS, best_of_paper
-from pdpsgd.experiments.record import Record
-from pdpsgd.experiments.reproduce import reproduce, write_pages
-from pdpsgd.experiments.search import chosen_recipe, trials
-from pdpsgd.experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
-from pdpsgd.experiments.studies import (
+from experiments import runner
+from experiments.cells import cell
+from experiments.effort import measure
+from experiments.inputs import features_of
+from experiments.overview import write_overview
+from experiments.published import SKEWS, TABLE_1, TABLE_1_SYSTEMS, best_of_paper
+from experiments.record import Record
+from experiments.reproduce import reproduce, write_pages
+from experiments.search import chosen_recipe, trials
+from experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
+from experiments.studies import (
     NOISE_AS_PUBLISHED,
     STUDIES,
     as_published_settings,
     noise_settings,
     table_1_settings,
 )
-from pdpsgd.experiments.systems import SYSTEMS, plan_of
-from pdpsgd.experiments.tables import PAGES
-from pdpsgd.standardising import standardised_images
+from experiments.systems import SYSTEMS, plan_of
+from experiments.tables import PAGES
+from pdpsgd.models.standardization import standardised_images
 
 SMALL = Recipe(steps=6, batch_size=64, learning_rate=1.0)
 
@@ -357,9 +357,9 @@ def test_noise_by_noise_everybody_allows_what_it_costs() -> None:
 
 
 def test_every_study_has_a_page_or_a_figure_that_its_command_writes() -> None:
-    from pdpsgd.experiments.reproduce import SHOWN_ON
-    from pdpsgd.experiments.studies import STUDIES
-    from pdpsgd.experiments.tables import PAGES
+    from experiments.reproduce import SHOWN_ON
+    from experiments.studies import STUDIES
+    from experiments.tables import PAGES
 
     figures = {"weights", "intervals"}
     assert {name for name in STUDIES if SHOWN_ON.get(name, name) not in PAGES} == figures

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.gradients import ClippedGradients
+from pdpsgd.gradients.clipping import ClippedGradients
 
 
 class Oracle:

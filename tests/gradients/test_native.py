@@ -15,11 +15,11 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.gradients import ClippedGradients
-from pdpsgd.layers import native
-from pdpsgd.layers.convolution import CompiledKernels, Kernels
-from pdpsgd.layers.forms import Workspace
-from pdpsgd.models import mnist_cnn, svhn_cnn
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.rules.convolution import CompiledKernels, Kernels
+from pdpsgd.gradients.per_example import Workspace
+from pdpsgd.models.networks import mnist_cnn, svhn_cnn
 
 with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
 sizes = st.integers(1, 5)
@@ -171,8 +171,8 @@ def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) ->
     totals = torch.zeros(2, *module.weight.shape)
     norms = whole.squared_norms()
     whole.add_weighted_sum(torch.ones(6), totals[0])
-    monkeypatch.setattr("pdpsgd.layers.forms.ROOM", 0)
-    monkeypatch.setattr("pdpsgd.layers.forms.CACHE", 2 * module.weight.numel())
+    monkeypatch.setattr("pdpsgd.gradients.per_example.ROOM", 0)
+    monkeypatch.setattr("pdpsgd.gradients.per_example.CACHE", 2 * module.weight.numel())
     assert torch.equal(parts.squared_norms(), norms)
     parts.add_weighted_sum(torch.ones(6), totals[1])
     assert torch.allclose(totals[0], totals[1], atol=1e-4)

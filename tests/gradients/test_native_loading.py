@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pdpsgd.layers import compiling, native
+from pdpsgd.gradients.native import build as compiling
+from pdpsgd.gradients.native import dispatch as native
 
 with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
 
@@ -17,7 +18,7 @@ with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compil
 def script(body: str, **environment: str) -> str:
     """Run Python in a process of its own: the code is loaded once in each."""
     made = subprocess.run(
-        [sys.executable, "-c", f"from pdpsgd.layers import compiling, native\n{body}"],
+        [sys.executable, "-c", f"from pdpsgd.gradients.native import build as compiling, dispatch as native\n{body}"],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -133,7 +134,7 @@ CHECKPOINTED = """
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from pdpsgd.gradients import ClippedGradients
+from pdpsgd.gradients.clipping import ClippedGradients
 
 class Model(nn.Module):
     def __init__(self):

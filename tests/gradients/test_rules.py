@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pdpsgd.gradients import ClippedGradients
-from pdpsgd.layers import RULES
-from pdpsgd.layers.convolution import Kernels
-from pdpsgd.layers.forms import OuterProducts
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.rules import RULES
+from pdpsgd.gradients.rules.convolution import Kernels
+from pdpsgd.gradients.per_example import OuterProducts
 
 # PyTorch's own advice about padding="same" with even kernels.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -337,10 +337,10 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
     expected = torch.bmm(left.transpose(1, 2), right).flatten(1).norm(dim=1).square()
     weights = torch.rand(5, dtype=torch.float64)
     for cheaper in (True, False):
-        monkeypatch.setattr("pdpsgd.layers.forms.gram_is_cheaper", lambda *_, answer=cheaper: answer)
+        monkeypatch.setattr("pdpsgd.gradients.per_example.gram_is_cheaper", lambda *_, answer=cheaper: answer)
         for room in (1 << 20, 50):  # all at once, one example at a time
-            monkeypatch.setattr("pdpsgd.layers.forms.CACHE", room)
-            monkeypatch.setattr("pdpsgd.layers.forms.ROOM", room)
+            monkeypatch.setattr("pdpsgd.gradients.per_example.CACHE", room)
+            monkeypatch.setattr("pdpsgd.gradients.per_example.ROOM", room)
             form, total = OuterProducts(left, right), torch.zeros(6, 7, dtype=torch.float64)
             assert torch.allclose(form.squared_norms(), expected)
             form.add_weighted_sum(weights, total)
@@ -349,7 +349,7 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
 
 def test_gradients_that_do_not_fit_are_taken_in_chunks(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("forms.CACHE", "convolution.CACHE", "forms.ROOM"):
-        monkeypatch.setattr(f"pdpsgd.layers.{name}", 200)
+        monkeypatch.setattr(f"pdpsgd.gradients.rules.{name}", 200)
     oracle.check(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2)).double(), images(5, 2, 9, 9))
     oracle.check(Tied().double(), torch.randint(7, (4, 5)))
 

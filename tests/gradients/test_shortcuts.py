@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.gradients import ClippedGradients
-from pdpsgd.layers.convolution import channels_last
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.rules.convolution import channels_last
 
 
 def network(activation: type[nn.Module], *, stride: int = 2, kernel: int = 2) -> nn.Sequential:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pdpsgd import starts
-from pdpsgd.datasets import load
-from pdpsgd.datasets.catalogue import benchmark
-from pdpsgd.drawing import DRAWN, drawn
+from pdpsgd.models import pretraining as starts
+from pdpsgd.data.benchmarks import load
+from pdpsgd.data.benchmarks.catalog import benchmark
+from pdpsgd.models.synthetic_digits import DRAWN, drawn
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.evaluation import evaluate
-from pdpsgd.models import digits_network
-from pdpsgd.presets import preset
-from pdpsgd.starts import start_from_drawn
-from pdpsgd.training import fit
+from pdpsgd.training.evaluation import evaluate
+from pdpsgd.models.networks import digits_network
+from pdpsgd.training.presets import preset
+from pdpsgd.models.pretraining import start_from_drawn
+from pdpsgd.training.fitting import fit
 
 
 @pytest.mark.parametrize("dataset", DRAWN)

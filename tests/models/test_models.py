@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.models import (
+from pdpsgd.models.networks import (
     BUILT_IN,
     by_name,
     count_parameters,

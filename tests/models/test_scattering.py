@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pdpsgd import datasets
+from pdpsgd.data import benchmarks as datasets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.presets import preset
-from pdpsgd.scattering import PATHS, ScatteringFeatures, averages, scattering_features, wavelets
+from pdpsgd.training.presets import preset
+from pdpsgd.models.scattering import PATHS, ScatteringFeatures, averages, scattering_features, wavelets
 
 
 def test_an_image_becomes_81_features_for_each_channel_and_patch() -> None:

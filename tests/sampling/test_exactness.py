@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from pdpsgd import sampling
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.randomness import RandomSource
-from pdpsgd.sampling import PoissonSampler
+from pdpsgd.sampling import sampler as sampling
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.sampling.source import RandomSource
+from pdpsgd.sampling.sampler import PoissonSampler
 
 FALSE_ALARM = 1e-9
 Counts = npt.NDArray[np.int64]

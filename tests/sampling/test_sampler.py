@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdpsgd import sampling
+from pdpsgd.sampling import sampler as sampling
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.randomness import RandomSource
-from pdpsgd.sampling import PoissonSampler
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.sampling.source import RandomSource
+from pdpsgd.sampling.sampler import PoissonSampler
 
 
 def make_round(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from pdpsgd.budgets import Budgets
-from pdpsgd.plans import Level, Plan, Round
-from pdpsgd.training import TrainingResult, fit
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.training.fitting import TrainingResult, fit
 
 
 class Problem:

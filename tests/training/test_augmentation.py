@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd.augmentation import Shifts, check_augment
+from pdpsgd.training.augmentation import Shifts, check_augment
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.recipes import augment_of
+from pdpsgd.training.components import augment_of
 
 
 @given(seed=st.integers(0, 1000), most=st.integers(0, 3), channels=st.integers(1, 3))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pdpsgd
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.plans import Plan
+from pdpsgd.planning.plans import Plan
 
 
 def test_budgets_in_trained_model_out(problem):
@@ -144,7 +144,7 @@ def test_a_batch_in_pieces_is_one_line_of_the_sensitive_log(problem, tmp_path):
 
 
 def test_a_run_is_resumed_with_the_physical_batches_it_was_begun_with(problem, tmp_path, monkeypatch):
-    from pdpsgd import training
+    from pdpsgd.training import fitting as training
 
     with pytest.raises(RuntimeError, match="stop here"):
         problem.fit(run_folder=tmp_path, checkpoint_every=5, schedule=_stops_after(0.6))

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from pdpsgd import checkpoints
+from pdpsgd.engine import checkpoints
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.private_optimizer import PrivateOptimizer
+from pdpsgd.engine.optimizer import PrivateOptimizer
 
 KILLED = Path(__file__).with_name("killed.py")
 
@@ -206,7 +206,7 @@ def test_a_run_killed_between_result_and_erasure_loses_its_key_later(problem, tm
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("pdpsgd.training.erase_key", killed)
+        patch.setattr("pdpsgd.training.fitting.erase_key", killed)
         with pytest.raises(Crash):
             problem.fit(run_folder=tmp_path)
     assert checkpoints.load(tmp_path / "checkpoint.safetensors").key is not None

@@ -19,7 +19,7 @@ from pdpsgd.accounting.history import Exposure, History
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    from pdpsgd.budgets import FloatArray
+    from pdpsgd.budgets.budgets import FloatArray
 
 FINENESS = 10
 """Grid points per standard deviation of one step's loss; the answer is too high by about 8 % / FINENESS^2."""

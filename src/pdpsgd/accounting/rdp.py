@@ -10,8 +10,8 @@ from scipy.special import gammaln, logsumexp
 
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.budgets import FloatArray
-from pdpsgd.theorems import delta_from_renyi, epsilon_from_renyi, renyi_drawn_once
+from pdpsgd.budgets.budgets import FloatArray
+from pdpsgd.accounting.theorems import delta_from_renyi, epsilon_from_renyi, renyi_drawn_once
 
 ORDERS: tuple[float, ...] = (
     *(1 + k / 10 for k in range(1, 10)),

@@ -15,17 +15,17 @@ from torch.nn import functional
 from pdpsgd.audit.bounds import shared
 from pdpsgd.audit.canaries import Canaries, Tier, put_on_list, tiers_of
 from pdpsgd.audit.conformance import FALSE_ALARM_RATE, Conformance, ConformanceTest, Observation
-from pdpsgd.audit.dirac import dirac_steps, tensor_names
-from pdpsgd.audit.examples import example_steps, losses, mislabelled
+from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
+from pdpsgd.audit.example_canaries import example_steps, losses, mislabelled
 from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.membership import MembershipResult, membership_by_tier
 from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, rehearsed_rule
 from pdpsgd.audit.result import DIRAC, AuditResult
-from pdpsgd.audit.runs import Criterion
+from pdpsgd.audit.observed_run import Criterion
 from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
 from pdpsgd.audit.shadow import train_shadow_models
 from pdpsgd.errors import fail
-from pdpsgd.plans import Plan
+from pdpsgd.planning.plans import Plan
 
 Progress = Callable[[str, int, int], None]
 CONFORMANCE_STEPS = 200

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd.errors import fail
-from pdpsgd.levels import Roster
-from pdpsgd.plans import Level, Plan
+from pdpsgd.planning.levels import Roster
+from pdpsgd.planning.plans import Level, Plan
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

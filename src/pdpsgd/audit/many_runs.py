@@ -26,13 +26,13 @@ from pdpsgd.audit.bounds import (
     shared,
 )
 from pdpsgd.audit.canaries import Canaries, Tier, put_on_list, tiers_of
-from pdpsgd.audit.dirac import dirac_steps
+from pdpsgd.audit.dirac_canaries import dirac_steps
 from pdpsgd.audit.one_run import SIGNIFICANCE, is_gaussian
-from pdpsgd.audit.runs import Tamper
+from pdpsgd.audit.observed_run import Tamper
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.errors import fail
-from pdpsgd.plans import Plan
-from pdpsgd.randomness import RandomSource
+from pdpsgd.planning.plans import Plan
+from pdpsgd.sampling.source import RandomSource
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

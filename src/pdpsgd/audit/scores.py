@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pdpsgd.accounting.history import History
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
-from pdpsgd.audit.dirac import projections
+from pdpsgd.audit.dirac_canaries import projections
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from pdpsgd.audit.runs import Criterion
-from pdpsgd.gradients import clip_weights
-from pdpsgd.plans import Plan, Round
+from pdpsgd.audit.observed_run import Criterion
+from pdpsgd.gradients.clipping import clip_weights
+from pdpsgd.planning.plans import Plan, Round
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from pdpsgd.errors import PdpsgdError
 
-COMMANDS = ("plan", "train", "compare", "reproduce", "audit", "report", "data")
+COMMANDS = ("plan", "train", "compare", "audit", "report", "data")
 INTERRUPTED = 130
 USER_ERROR = 2
 

@@ -10,7 +10,7 @@ import typer
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import OUTPUT, option
 from pdpsgd.errors import check_one_of, fail
-from pdpsgd.run_folder import SENSITIVE
+from pdpsgd.training.run_folder import SENSITIVE
 
 if TYPE_CHECKING:
     from pdpsgd.audit.result import AuditResult
@@ -182,7 +182,7 @@ def _keep(result: AuditResult, folder: Path) -> None:
 
 
 def _draw(result: AuditResult, chart: Path) -> None:
-    from pdpsgd.audit.chart import proven_against_measured
+    from pdpsgd.reporting.charts.audit import proven_against_measured
 
     drawn = proven_against_measured(result)
     if chart.suffix == ".html":  # with everything in it, so that it opens offline
@@ -193,6 +193,6 @@ def _draw(result: AuditResult, chart: Path) -> None:
 
 def _benchmark(name: object) -> str | None:
     """The run's data if it is a benchmark; one's own files cannot be found again from a run folder."""
-    from pdpsgd.datasets import NAMES
+    from pdpsgd.data.benchmarks import NAMES
 
     return name if isinstance(name, str) and name in NAMES else None

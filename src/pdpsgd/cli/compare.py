@@ -70,7 +70,7 @@ def compare(
       pdpsgd compare people.csv --label income --id-column person --test-share 0.2 \\
           --mechanisms dp-sgd,pdp-sgd-exact,idp-scale --seeds 5
     """
-    from pdpsgd.comparison import compare as run_comparison
+    from pdpsgd.training.comparison import compare as run_comparison
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if seeds < 1:
@@ -134,7 +134,7 @@ def compare(
     for note in made.notes:
         screen.say(note)
     if report:
-        from pdpsgd.report import comparison_page
+        from pdpsgd.reporting import comparison_page
 
         shared.write_file(page, comparison_page(made))
         screen.say(f"Report: {page}")

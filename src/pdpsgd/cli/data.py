@@ -38,7 +38,7 @@ def list_(data_folder: DataFolder = None, json_file: JsonFile = None) -> None:
       pdpsgd data list
       pdpsgd data list --json -
     """
-    from pdpsgd.datasets.catalogue import CATALOGUE
+    from pdpsgd.data.benchmarks.catalog import CATALOGUE
 
     rows = [_entry(name, data_folder) for name in CATALOGUE]
     if json_file is not None:
@@ -73,9 +73,9 @@ def get(name: Name, data_folder: DataFolder = None, json_file: JsonFile = None) 
       pdpsgd data get mnist
       pdpsgd data get svhn --data-folder ~/datasets
     """
-    from pdpsgd.datasets import get as get_files
-    from pdpsgd.datasets.catalogue import benchmark
-    from pdpsgd.datasets.folders import find
+    from pdpsgd.data.benchmarks import get as get_files
+    from pdpsgd.data.benchmarks.catalog import benchmark
+    from pdpsgd.data.benchmarks.folders import find
 
     entry = benchmark(name)
     place = None if entry.built_in else find(entry, data_folder)
@@ -105,8 +105,8 @@ def check(
       pdpsgd data check
       pdpsgd data check fashion-mnist --json checked.json
     """
-    from pdpsgd.datasets.catalogue import CATALOGUE, benchmark
-    from pdpsgd.datasets.folders import find
+    from pdpsgd.data.benchmarks.catalog import CATALOGUE, benchmark
+    from pdpsgd.data.benchmarks.folders import find
 
     results = []
     for wanted in [benchmark(name).name] if name else CATALOGUE:
@@ -156,7 +156,7 @@ def schema(
       pdpsgd data schema people.csv --label income --id-column person \\
           --epsilon-column epsilon -o schema.toml
     """
-    from pdpsgd.schema import draft_schema
+    from pdpsgd.data.schema import draft_schema
 
     if output is not None and output.exists() and not force:
         fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
@@ -177,8 +177,8 @@ def schema(
 
 def _entry(name: str, data_folder: Path | None) -> dict[str, Any]:
     """What the catalogue knows of a benchmark, where it was found, and what is wrong with its files there."""
-    from pdpsgd.datasets.catalogue import benchmark
-    from pdpsgd.datasets.folders import find
+    from pdpsgd.data.benchmarks.catalog import benchmark
+    from pdpsgd.data.benchmarks.folders import find
 
     entry = benchmark(name)
     problem = None
@@ -207,7 +207,7 @@ def _way_to(name: str) -> str:
 
 def _problem(name: str, place: Path) -> tuple[str | None, tuple[str, ...]]:
     """What is wrong with a benchmark's files, if anything, and the remarks on them."""
-    from pdpsgd.datasets import verify
+    from pdpsgd.data.benchmarks import verify
 
     try:
         return None, verify(name, place=place)

@@ -11,8 +11,8 @@ from pdpsgd.cli import shared
 from pdpsgd.cli.shared import OUTPUT, PEOPLE, option
 
 if TYPE_CHECKING:
-    from pdpsgd.budgets import Budgets
-    from pdpsgd.plans import Plan
+    from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.planning.plans import Plan
 
 
 def plan(
@@ -98,7 +98,7 @@ def plan(
     if file is not None and file.suffix.lower() == ".json":
         made = shared.read_plan(file)
     else:
-        from pdpsgd.planning import plan as make_plan
+        from pdpsgd.planning.planner import plan as make_plan
 
         budgets = read_list(file)
         made = make_plan(
@@ -124,7 +124,7 @@ def plan(
     if verify:
         _verify(made, screen)
     if chart is not None:
-        from pdpsgd.charts import save_plan_chart
+        from pdpsgd.reporting.charts import save_plan_chart
 
         save_plan_chart(made, chart)
         screen.say(f"Chart: {chart}")
@@ -135,7 +135,7 @@ def show(made: Plan, screen: shared.Screen) -> None:
     """The plan's table and what belongs under it."""
     if screen.quiet:
         return
-    from pdpsgd.plan_table import summary, table
+    from pdpsgd.planning.plan_table import summary, table
 
     screen.table(table(made))
     for line in summary(made):

@@ -32,8 +32,8 @@ def report(
       pdpsgd report runs/people-pdp-sgd-exact
       pdpsgd report runs/people-pdp-sgd-exact --output for-the-privacy-officer.html
     """
-    from pdpsgd.report import write_run_report
-    from pdpsgd.report.finished_run import read_run
+    from pdpsgd.reporting import write_run_report
+    from pdpsgd.training.finished_run import read_run
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     screen.say(f"Report: {write_run_report(run_folder, output)}")

@@ -17,8 +17,8 @@ import typer
 from pdpsgd.errors import PdpsgdError, check_positive, fail
 
 if TYPE_CHECKING:
-    from pdpsgd.budgets import Budgets
-    from pdpsgd.plans import Plan
+    from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.planning.plans import Plan
 
 PEOPLE = "People and what they allow"
 PLAN = "The plan"
@@ -236,7 +236,7 @@ def _people_beside(path: Path, plan: Plan) -> Budgets | None:
     promises = path.with_name("promises.csv")
     if not promises.is_file() or not (plan.people_digest or "").startswith("ids:"):
         return None
-    from pdpsgd.budgets import Budgets
+    from pdpsgd.budgets.budgets import Budgets
 
     return Budgets.from_table(
         promises,
@@ -315,7 +315,7 @@ class Screen:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all, in a folder that is made if need be."""
-    from pdpsgd.run_folder import write_atomically
+    from pdpsgd.training.run_folder import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -326,7 +326,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def dump(document: Mapping[str, Any] | list[Any]) -> str:
     """Figures as JSON text."""
-    from pdpsgd.run_folder import plain
+    from pdpsgd.training.run_folder import plain
 
     return json.dumps(plain(document), indent=1)
 
@@ -376,7 +376,7 @@ def read_budgets(
     shuffle: int | None = None,
 ) -> Budgets:
     """Budgets from a file's columns, or from tiers and a number of people."""
-    from pdpsgd.budgets import Budgets
+    from pdpsgd.budgets.budgets import Budgets
 
     if tiers is not None:
         if people is None:
@@ -397,7 +397,7 @@ def read_budgets(
 
 def read_plan(file: Path, *, verify: bool = False) -> Plan:
     """A plan from a JSON file; errors name it."""
-    from pdpsgd.plans import Plan
+    from pdpsgd.planning.plans import Plan
 
     try:
         text = file.read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from pdpsgd.cli.training_options import TRAINING
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
-    from pdpsgd.own_data import PeopleData
-    from pdpsgd.training import TrainingResult
+    from pdpsgd.data.people import PeopleData
+    from pdpsgd.training.fitting import TrainingResult
 
 
 def train(
@@ -160,9 +160,9 @@ def train(
       pdpsgd train --config run.toml mnist
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
-    from pdpsgd.planning import plan as make_plan
-    from pdpsgd.presets import options_with
-    from pdpsgd.presets import preset as find_preset
+    from pdpsgd.planning.planner import plan as make_plan
+    from pdpsgd.training.presets import options_with
+    from pdpsgd.training.presets import preset as find_preset
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if resume and run_folder is None:
@@ -240,7 +240,7 @@ def train(
             resumed=resume and (folder / "checkpoint.safetensors").exists(),
         )
 
-    from pdpsgd.training import fit
+    from pdpsgd.training.fitting import fit
 
     try:
         result = fit(
@@ -279,7 +279,7 @@ def train(
     _describe(folder, people, model=model or people.model, activation=activation, preset=preset)
     _show(result, people, screen)
     if report:
-        from pdpsgd.report import write_run_report
+        from pdpsgd.reporting import write_run_report
 
         screen.say(f"Report:  {write_run_report(folder)}")
     screen.write_json(shared.dump({**result.to_dict(), "run_folder": str(folder)}))
@@ -304,8 +304,8 @@ def _describe(
     folder: Path, data: PeopleData, *, model: str, activation: str | None, preset: str | None
 ) -> None:
     """Add to the settings what only the command line knows: which data, which network, which remarks."""
-    from pdpsgd.presets import preset as find_preset
-    from pdpsgd.run_folder import SENSITIVE, RunFolder
+    from pdpsgd.training.presets import preset as find_preset
+    from pdpsgd.training.run_folder import SENSITIVE, RunFolder
 
     run = RunFolder(folder)
     settings: dict[str, Any] = json.loads((folder / "settings.json").read_text())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from pdpsgd.budgets import Budgets, FloatArray, IdArray
+from pdpsgd.budgets.budgets import Budgets, FloatArray, IdArray
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import PEOPLE, option
 from pdpsgd.errors import fail
@@ -18,8 +18,8 @@ from pdpsgd.errors import fail
 if TYPE_CHECKING:
     from torch import nn
 
-    from pdpsgd.own_data import PeopleData
-    from pdpsgd.starts import Progress
+    from pdpsgd.data.people import PeopleData
+    from pdpsgd.models.pretraining import Progress
 
 DATA = "The data"
 TRAINING = "The model and its training"
@@ -28,7 +28,7 @@ TRAINING = "The model and its training"
 def _read_preset(ctx: Any, value: str | None) -> str | None:
     """Take defaults from a preset: the command line and --config come first."""
     if value is not None and not ctx.resilient_parsing:
-        from pdpsgd.presets import preset
+        from pdpsgd.training.presets import preset
 
         made = preset(value)
         defaults = {**made.fit_options(), "model": made.model, "activation": made.activation}
@@ -185,7 +185,7 @@ def read_material(
     data_folder: Path | None,
 ) -> Material:
     """Records and budgets, from whichever files and names the user gave."""
-    from pdpsgd.own_data import TABLES, hold_out, load_people
+    from pdpsgd.data.people import TABLES, hold_out, load_people
 
     in_data = Path(source).suffix.lower() in TABLES and budgets_file is None and tiers is None
     if not (in_data or tiers or budgets_file):
@@ -242,7 +242,7 @@ def with_features(data: PeopleData, preset: str | None, say: Callable[[str], Non
     """The data with what the preset's network is given as inputs."""
     if preset is None:
         return data
-    from pdpsgd.presets import preset as find
+    from pdpsgd.training.presets import preset as find
 
     made = find(preset)
     made.check_is_for(data.name)
@@ -266,8 +266,8 @@ def make_network(
     """The network by name, its first weights from the seed if there is one; a resumed run has its own already."""
     import torch
 
-    from pdpsgd.models import by_name
-    from pdpsgd.presets import preset as find
+    from pdpsgd.models.networks import by_name
+    from pdpsgd.training.presets import preset as find
 
     if seed is not None:
         torch.manual_seed(seed)

@@ -1,0 +1,111 @@
+"""Data and model of a run; features that need no training are computed once and kept in the data folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pdpsgd.data import benchmarks as datasets
+from pdpsgd.models import networks as models
+from pdpsgd.data.benchmarks.catalog import Normalisation, benchmark
+from pdpsgd.data.benchmarks.folders import download_folder
+from pdpsgd.errors import check_one_of
+from experiments.settings import VALIDATION_PEOPLE, Setting
+from pdpsgd.models.standardization import PIXELS
+from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_drawn
+
+Pair = tuple[Tensor, Tensor]
+FEATURES = (
+    "pixels",
+    "unit-pixels",
+    "signed-pixels",
+    "standardised-pixels",
+    "locally-standardised-pixels",
+    "scattering",
+)
+"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files; signed pixels from
+-1 to 1; standardised pixels have mean 0 and standard deviation 1 within each image, or around each pixel."""
+
+
+def data_of(setting: Setting) -> tuple[Pair, Pair]:
+    """Training and test people; for a search, the last 5,000 of the training people are held out instead."""
+    loaded = features_of(setting.dataset, setting.recipe.features)
+    inputs, targets = loaded.train_inputs, loaded.train_targets
+    if setting.split == "test":
+        return (inputs, targets), (loaded.test_inputs, loaded.test_targets)
+    held_out = min(VALIDATION_PEOPLE, len(targets) // 5)
+    return (inputs[:-held_out], targets[:-held_out]), (inputs[-held_out:], targets[-held_out:])
+
+
+def model_of(setting: Setting) -> nn.Module:
+    """The paper's network for the data set; on scattering features a linear model that starts at zero."""
+    check_one_of(STARTS, start=setting.recipe.start)
+    shape = features_of(setting.dataset, setting.recipe.features).input_shape
+    if setting.recipe.features == "scattering":
+        linear = models.by_name("linear", input_shape=shape, classes=10)
+        start_at_zero(linear)
+        return linear
+    name = {"digits": "digits", "svhn": "svhn-cnn"}.get(setting.dataset, "mnist-cnn")
+    network = models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
+    if setting.recipe.start == "drawn":
+        changed = partial(
+            _changed,
+            features=setting.recipe.features,
+            normalisation=benchmark(setting.dataset).normalisation,
+        )
+        start_from_drawn(network, setting.dataset, features_of=changed)
+    return network
+
+
+@lru_cache(maxsize=1)
+def features_of(dataset: str, features: str) -> datasets.Dataset:
+    """A benchmark with these features as inputs."""
+    check_one_of(FEATURES, features=features)
+    loaded = datasets.load(dataset)
+    if features == "scattering":
+        return _scattered(loaded)
+    return replace(
+        loaded,
+        train_inputs=_changed(loaded.train_inputs, features, loaded.normalisation),
+        test_inputs=_changed(loaded.test_inputs, features, loaded.normalisation),
+    )
+
+
+_PIXELS: dict[str, Callable[[Tensor, Normalisation], Tensor]] = {
+    "unit-pixels": lambda images, normalisation: normalisation.undone(images),
+    "signed-pixels": lambda images, normalisation: 2 * normalisation.undone(images) - 1,
+}
+"""As they are in the files, or twice that less one; others are in `standardising`."""
+
+
+def _changed(images: Tensor, features: str, normalisation: Normalisation) -> Tensor:
+    return _PIXELS[features](images, normalisation) if features in _PIXELS else PIXELS[features](images)
+
+
+def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:
+    """Scattering features, rounded to half precision so that fresh and stored ones are the same."""
+    path = download_folder() / "scattering" / f"{loaded.name}.safetensors"
+    if not path.exists():
+        _store_scattered(loaded, path)
+    stored = load_file(path)
+    return replace(loaded, train_inputs=stored["train"].float(), test_inputs=stored["test"].float())
+
+
+def _store_scattered(loaded: datasets.Dataset, path: Path) -> None:
+    from pdpsgd.models.scattering import scattering_features
+
+    halves = {
+        name: scattering_features(inputs, dtype=torch.float16)
+        for name, inputs in (("train", loaded.train_inputs), ("test", loaded.test_inputs))
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    save_file(halves, unfinished)
+    unfinished.replace(path)  # never half-written

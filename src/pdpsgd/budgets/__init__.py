@@ -1,0 +1,6 @@
+"""What each person allows."""
+
+
+from pdpsgd.budgets.budgets import Budgets
+
+__all__ = ["Budgets"]

@@ -1,0 +1,366 @@
+"""What each person allows: the specification (Phi, Delta) of the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, KeysView, Mapping, ValuesView
+from copy import copy
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.errors import check_positive, fail
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Budgets:
+    """The public list of people and the (epsilon, delta) that each of them allows.
+
+    An epsilon or a delta of 0 means that the person's record is never used. An infinite epsilon ("no
+    protection asked") must be allowed by name with `allow_infinite=True`. Without `ids`, people are known by
+    their position.
+
+    The list, and the budgets on it, are public: the promise protects people's records and whether they
+    supplied one.
+
+    >>> Budgets([0.5, 1.0, 2.0])
+    Budgets(3 people, epsilon 0.5 to 2, delta 1e-05)
+    >>> Budgets([0.5, -1.0])
+    Traceback (most recent call last):
+        ...
+    pdpsgd.errors.PdpsgdError: Expected epsilon >= 0. Got -1.0 for person 1.
+    """
+
+    epsilon: FloatArray
+    delta: FloatArray
+    ids: IdArray
+    named: bool
+    """Whether people have ids of their own; without, they are known by their position on this list only."""
+
+    def __init__(
+        self,
+        epsilon: npt.ArrayLike,
+        delta: npt.ArrayLike = 1e-5,
+        *,
+        ids: npt.ArrayLike | None = None,
+        allow_infinite: bool = False,
+    ) -> None:
+        names = None if ids is None else _names(ids, lambda index: f"position {index}")
+
+        def person(index: int) -> str:
+            return f"person {names[index] if names is not None and index < names.size else index}"
+
+        self._set(epsilon, delta, names, person, allow_infinite)
+
+    def _set(
+        self,
+        epsilon: npt.ArrayLike,
+        delta: npt.ArrayLike,
+        ids: IdArray | None,
+        place: Callable[[int], str],
+        allow_infinite: bool,
+    ) -> None:
+        epsilons = np.atleast_1d(_numbers("epsilon", epsilon, place))
+        deltas = _numbers("delta", delta, place)
+        for name, values in (("epsilon", epsilons), ("delta", deltas)):
+            if values.ndim > 1:
+                fail(f"Expected {name} to be one value a person. Got an array of shape {values.shape}.")
+        if epsilons.size == 0:
+            fail("Expected a budget for at least one person. Got an empty list.")
+        if deltas.ndim == 1 and deltas.shape != epsilons.shape:
+            fail(f"Expected one delta, or one for each of the {epsilons.size} people. Got {deltas.size}.")
+        if ids is not None and ids.shape != epsilons.shape:
+            fail(f"Expected one id for each of the {epsilons.size} people. Got {ids.size}.")
+        _check_budgets(epsilons, np.atleast_1d(deltas), place, allow_infinite=allow_infinite)
+        object.__setattr__(self, "named", ids is not None)
+        if ids is None:
+            ids = np.arange(epsilons.size)
+        else:
+            _check_ids(ids, place)
+        columns: dict[str, IdArray] = {
+            "epsilon": epsilons,
+            "delta": np.broadcast_to(deltas, epsilons.shape),
+            "ids": ids,
+        }
+        for name, column in columns.items():
+            # A copy of what the user holds: ids that are shuffled later must not move people to other levels.
+            frozen = column if column.strides == (0,) else column.copy()
+            frozen = frozen.view()
+            frozen.flags.writeable = False
+            object.__setattr__(self, name, frozen)
+
+    def without_names(self) -> Budgets:
+        """The same budgets, with ids that are places on a list: on another list they may be other people."""
+        unnamed = copy(self)
+        object.__setattr__(unnamed, "named", False)
+        return unnamed
+
+    def __len__(self) -> int:
+        return int(self.epsilon.size)
+
+    def __repr__(self) -> str:
+        return (
+            f"Budgets({len(self):,} people, epsilon {_range(self.epsilon)}, delta {_range(self.delta)})"
+            if len(self) > 1
+            else f"Budgets(1 person, epsilon {self.epsilon[0]:g}, delta {self.delta[0]:g})"
+        )
+
+    @classmethod
+    def from_mapping(
+        cls,
+        budgets: Mapping[Any, float | tuple[float, float]],
+        delta: float = 1e-5,
+        *,
+        allow_infinite: bool = False,
+    ) -> Budgets:
+        """Budgets from {id: epsilon} or {id: (epsilon, delta)}.
+
+        >>> Budgets.from_mapping({"ann": 0.5, "ben": (2.0, 1e-6)}).delta.tolist()
+        [1e-05, 1e-06]
+        """
+        pairs = [value if isinstance(value, tuple) else (value, delta) for value in budgets.values()]
+        for name, pair in zip(budgets, pairs, strict=True):
+            if len(pair) != 2:
+                fail(f"Expected epsilon, or (epsilon, delta), for {name!r}. Got {pair!r}.")
+        epsilons, deltas = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return cls(epsilons, deltas, ids=list(budgets), allow_infinite=allow_infinite)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        id_column: str | None = None,
+        epsilon_column: str = "epsilon",
+        delta_column: str | None = None,
+        delta: float = 1e-5,
+        allow_infinite: bool = False,
+    ) -> Budgets:
+        """Budgets from a pandas or polars frame, or from a CSV or Parquet file; errors name the file and the
+        row."""
+        from pdpsgd.budgets.tables import read_columns
+
+        wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
+        columns, source = read_columns(table, wanted)
+        for name in (epsilon_column, delta_column):
+            where = None if name is None else _first_non_number(columns[name])
+            if name is not None and where is not None:
+                got = str(columns[name][where])
+                fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {got!r}.")
+        budgets = cls.__new__(cls)
+        budgets._set(
+            columns[epsilon_column],
+            delta if delta_column is None else columns[delta_column],
+            None if id_column is None else _names(columns[id_column], source.row),
+            source.row,
+            allow_infinite,
+        )
+        return budgets
+
+    @classmethod
+    def from_tiers(
+        cls, tiers: Mapping[float, float], people: int, delta: float = 1e-5, *, shuffle: int | None = None
+    ) -> Budgets:
+        """Budgets from {epsilon: share}; shares sum to 1, counts to `people` (largest remainders).
+
+        People stand in the order of the tiers, or shuffled by the public seed `shuffle`.
+
+        >>> budgets = Budgets.from_tiers({1: 0.34, 2: 0.43, 3: 0.23}, people=60_000)
+        >>> [int((budgets.epsilon == e).sum()) for e in (1, 2, 3)]
+        [20400, 25800, 13800]
+        """
+        shares = np.array(list(tiers.values()), dtype=float)
+        if not np.isclose(shares.sum(), 1, atol=1e-6) or (shares < 0).any():
+            fail(f"Expected shares that are >= 0 and sum to 1. Got {shares.tolist()}, sum {shares.sum():g}.")
+        return cls._from_counts(np.array(list(tiers), dtype=float), shares, people, delta, shuffle)
+
+    @classmethod
+    def exponential(
+        cls,
+        people: int,
+        *,
+        k: float = 0.0,
+        interval: tuple[float, float] = (0.5, 1.0),
+        groups: int = 20,
+        delta: float = 1e-5,
+        shuffle: int | None = None,
+    ) -> Budgets:
+        """The paper's distribution: evenly spaced groups whose sizes follow c1 * exp(k * epsilon) + c2.
+
+        Sizes are normalised to sum to `people` for every k (as printed, they sum to 1.83 over 20 groups, not
+        to 1). For intervals other than [0.5, 1] the same sizes go to the same places within the interval.
+
+        >>> [int((Budgets.exponential(60_000, k=k).epsilon == 0.5).sum()) for k in (-0.2, 0.0, 0.2)]
+        [6011, 3000, 82]
+        """
+        epsilons = np.linspace(*interval, groups)
+        return cls._from_counts(epsilons, _exponential_shares(groups, k), people, delta, shuffle)
+
+    @classmethod
+    def _from_counts(
+        cls, epsilons: FloatArray, shares: FloatArray, people: int, delta: float, shuffle: int | None
+    ) -> Budgets:
+        check_positive(people=people)
+        exact = shares / shares.sum() * people
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: people - counts.sum()]] += 1
+        values = np.repeat(epsilons, counts)
+        if shuffle is not None:
+            np.random.default_rng(shuffle).shuffle(values)
+        return cls(values, delta)
+
+
+def _exponential_shares(groups: int, k: float) -> FloatArray:
+    """Count(epsilon) = c1 * exp(k * epsilon) + c2 of the paper's appendix, for any k.
+
+    The printed constants (c2 = -1.715; c1 = 2.098 at k = -0.2, 1.554 at k = 0.2) both satisfy
+    c1 * mean(exp(k * epsilon)) = 1.8064 over the 20 groups, which also makes k = 0 the constant function.
+    """
+    positions = np.linspace(0.5, 1.0, groups)
+    growth = np.exp(k * positions)
+    shares = 1.8064 / growth.mean() * growth - 1.715
+    if shares.min() < 0:
+        fail(
+            "Expected k between about -0.2 and 0.2: beyond, the smallest group would have a negative size. "
+            f"Got k={k!r}."
+        )
+    return np.asarray(shares, dtype=float)
+
+
+def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> FloatArray:
+    """The values as numbers; what is masked, missing, complex, text, or true or false is refused with its place."""
+    array = _array(name, values, place)
+    given, listed = array, _listed(values)
+    if listed is not None and any(isinstance(x, (bool, np.bool_, str)) for x in listed):
+        given = np.array(listed, dtype=object)  # numpy has turned True into 1, or 1 into "1"
+    where = _first_non_number(given.ravel())
+    if where is not None:
+        who = place(where) if array.ndim else "everybody"
+        fail(f"Expected {name} to be numbers. Got {given.ravel().tolist()[where]!r} for {who}.")
+    try:
+        return array.astype(np.float64)
+    except OverflowError:
+        fail(f"Expected {name} to be numbers that fit in double precision. Got {values!r}.")
+
+
+def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
+    """The values as an array; a mask says that there is none, whatever lies under it."""
+    if isinstance(values, np.ma.MaskedArray):
+        hidden = np.ma.getmaskarray(values)
+        if hidden.any():
+            fail(f"Expected {name} for every person. Got a masked one for {place(int(hidden.argmax()))}.")
+        return np.asarray(values.data)
+    try:
+        return np.asarray(list(values) if isinstance(values, (KeysView, ValuesView)) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        fail(f"Expected {name} to be one value a person. Got {values!r}: {error}.")
+
+
+def _check_budgets(
+    epsilons: FloatArray, deltas: FloatArray, place: Callable[[int], str], *, allow_infinite: bool
+) -> None:
+    def refuse(name: str, values: FloatArray, bad: npt.NDArray[np.bool_], expected: str) -> None:
+        if bad.any():
+            index = int(bad.argmax())
+            where = place(index) if values.size == epsilons.size else "everybody"
+            fail(f"Expected {expected}. Got {float(values[index])!r} for {where}.")
+
+    refuse("epsilon", epsilons, np.isnan(epsilons), "epsilon to be a number")
+    refuse("epsilon", epsilons, epsilons < 0, "epsilon >= 0")
+    refuse("delta", deltas, ~((deltas >= 0) & (deltas < 1)), "0 <= delta < 1")
+    if not allow_infinite:
+        refuse(
+            "epsilon",
+            epsilons,
+            np.isinf(epsilons),
+            "a finite epsilon (infinity means that no protection was asked; allow it by name with allow_infinite=True)",
+        )
+
+
+def _names(ids: Any, place: Callable[[int], str]) -> IdArray:
+    """Ids as an array; a missing one is refused with its place, and so are numbers among text."""
+    array = _array("an id", ids, place)
+    listed = _listed(ids)
+    if listed is None and array.dtype.kind != "O":
+        unequal = array != array  # not a number, or not a time
+        if unequal.any():
+            _fail_missing(place(int(unequal.argmax())))
+        return array
+    # In a list of names, numpy would turn one that is missing into the name "nan", and a number into text.
+    given = array.tolist() if listed is None else listed
+    if set(map(type, given)) in ({str}, {int}):  # millions of them without looking at each
+        return array
+    missing = next((i for i, name in enumerate(given) if _is_missing(name)), None)
+    if missing is not None:
+        _fail_missing(place(missing))
+    if 0 < sum(isinstance(name, str) for name in given) < len(given):
+        kinds = {"str" if isinstance(name, str) else type(name).__name__ for name in given}
+        _fail_mixed(kinds)
+    if array.dtype.kind == "O" and all(isinstance(name, np.integer) for name in given):
+        return _array("an id", [int(name) for name in given], place)
+    return array
+
+
+def _listed(values: Any) -> list[Any] | None:
+    """What stands in a list, or in a dictionary's keys or values; None for anything else."""
+    return list(values) if isinstance(values, (list, tuple, KeysView, ValuesView)) else None
+
+
+def _fail_mixed(kinds: Iterable[str]) -> NoReturn:
+    fail(f"Expected ids that are all whole numbers or all text. Got values of {', '.join(sorted(kinds))}.")
+
+
+def _fail_missing(place: str) -> NoReturn:
+    fail(f"Expected an id for every person. It is missing at {place}.")
+
+
+def _is_missing(name: Any) -> bool:
+    equal = name == name  # not for NaN; neither true nor false for pandas.NA
+    return name is None or name is np.ma.masked or not (isinstance(equal, (bool, np.bool_)) and equal)
+
+
+def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
+    import polars
+
+    if ids.dtype.kind == "O":
+        kinds = set(map(type, ids.tolist()))
+        if kinds not in ({str}, {int}):
+            _fail_mixed(kind.__name__ for kind in kinds)
+    # polars hashes ten million ids in a second, of whatever type; numpy would have to sort them.
+    repeated = polars.Series("id", ids.tolist() if ids.dtype.kind == "O" else ids).is_duplicated().to_numpy()
+    if repeated.any():
+        first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
+        fail(
+            f"Expected each id once. Got {ids.tolist()[second]!r} for {place(int(first))} "
+            f"and again for {place(int(second))}."
+        )
+
+
+def _first_non_number(column: IdArray) -> int | None:
+    """Where something stands that is no real number; text is none, also if it reads like one."""
+    if column.dtype.kind in "iuf":
+        return None
+    if column.dtype.kind in "US":
+        return next((index for index, text in enumerate(column) if not _reads_as_number(text)), 0)
+    values = enumerate(column.tolist())
+    return next((i for i, x in values if not isinstance(x, (Real, Decimal)) or isinstance(x, bool)), None)
+
+
+def _reads_as_number(text: Any) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _range(values: FloatArray) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

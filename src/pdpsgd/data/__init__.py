@@ -1,0 +1,1 @@
+"""Tables, images and benchmarks in, tensors with the id of each record's person out."""

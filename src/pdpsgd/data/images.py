@@ -1,0 +1,231 @@
+"""Own images: a folder with a subfolder for each class, or arrays in an `.npz` file.
+
+Size and scale are fixed and public: every image is brought to the size that the user names, and pixels from
+0 to 255 become numbers from -1 to 1. Nothing is computed from the images.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.errors import check_positive, fail
+from pdpsgd.budgets.tables import read_columns
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Images as tensors; inputs (people, channels, height, width), targets and ids are aligned.
+
+    `ids` say whose record each is: as given, else the file's path, else the position, and then `named` is
+    false. `notes` are what a reader of any result must be told.
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    ids: Array
+    classes: tuple[str, ...]
+    test_inputs: torch.Tensor | None = None
+    test_targets: torch.Tensor | None = None
+    notes: tuple[str, ...] = ()
+    named: bool = True
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.inputs.shape[1:])
+
+
+def load_npz(path: str | Path) -> ImageData:
+    """Arrays `inputs` and `targets` from an `.npz` file; also `ids`, `classes` and `test_...` if any.
+
+    Inputs of bytes are pixels and become numbers from -1 to 1; other numbers are taken as they are. Images
+    may have their channels first, last, or none; targets are whole numbers from 0. Without `classes` (their
+    names), the number of classes is read from the targets, and a note says so.
+    """
+    arrays = _npz_arrays(Path(path))
+    inputs = _inputs(arrays["inputs"], f"inputs in {path}")
+    targets = _targets(arrays["targets"], len(inputs), f"targets in {path}")
+    tests = [arrays.get("test_inputs"), arrays.get("test_targets")]
+    if (tests[0] is None) != (tests[1] is None):
+        fail(f"Expected both test_inputs and test_targets in {path}, or neither. Got one of them.")
+    test_inputs = test_targets = None
+    if tests[0] is not None:
+        test_inputs = _inputs(tests[0], f"test_inputs in {path}")
+        test_targets = _targets(tests[1], len(test_inputs), f"test_targets in {path}")
+        if test_inputs.shape[1:] != inputs.shape[1:]:
+            got = f"{tuple(test_inputs.shape[1:])} and {tuple(inputs.shape[1:])}"
+            fail(f"Expected test_inputs and inputs of one shape in {path}. Got {got}.")
+    classes, notes = _class_names(arrays.get("classes"), [targets, test_targets], path)
+    ids = arrays.get("ids", np.arange(len(inputs)))
+    if ids.shape != (len(inputs),):
+        fail(f"Expected one id for each of the {len(inputs)} inputs in {path}. Got shape {ids.shape}.")
+    return ImageData(inputs, targets, ids, classes, test_inputs, test_targets, notes, named="ids" in arrays)
+
+
+def load_folder(
+    folder: str | Path,
+    *,
+    size: tuple[int, int] = (32, 32),
+    colour: bool = True,
+    people: str | Path | None = None,
+) -> ImageData:
+    """Images from `FOLDER/CLASS/*.png` (jpg and others, too), or from `FOLDER/train` and `FOLDER/test` alike.
+
+    Every image is brought to `size` (height, width), in colour or grey. A record's id is its path inside
+    the folder, or what a CSV file `people` with the columns `file` and `id` says. The names of the class
+    folders are taken to be public.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        fail(f"Expected a folder of images at {str(root)!r}. There is none.")
+    check_positive(height=size[0], width=size[1])
+    split = (root / "train").is_dir()
+    classes = _class_folders(root / "train" if split else root)
+    inputs, targets, files = _read_folder(root / "train" if split else root, classes, size, colour)
+    test_inputs = test_targets = None
+    if split and (root / "test").is_dir():
+        test_inputs, test_targets, _ = _read_folder(root / "test", classes, size, colour)
+    paths = [file.relative_to(root).as_posix() for file in files]
+    return ImageData(inputs, targets, _ids(paths, people), classes, test_inputs, test_targets)
+
+
+def _npz_arrays(path: Path) -> dict[str, Array]:
+    try:
+        with path.open("rb") as stream:  # numpy leaves a damaged file open if it opens it
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                fail(f"Expected an .npz file with several arrays at {str(path)!r}. Got a single array.")
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        fail(f"Cannot read {str(path)!r} as .npz: {getattr(error, 'strerror', None) or error}.")
+    except ValueError as error:
+        fail(f"Cannot read {str(path)!r} as .npz of plain arrays: {error}.")
+    for name in ("inputs", "targets"):
+        if name not in arrays:
+            known = ", ".join(map(repr, arrays)) or "none"
+            fail(f"Expected an array {name!r} in {path}. Its arrays are {known}.")
+    return arrays
+
+
+def _inputs(values: Array, place: str) -> torch.Tensor:
+    import torch
+
+    if values.ndim < 2 or values.dtype.kind not in "uif":
+        fail(f"Expected numbers, people first, in {place}. Got {values.dtype} {values.shape}.")
+    pixels = values.dtype == np.uint8
+    if values.ndim == 3:
+        values = values[:, None]  # grey images
+    elif values.ndim == 4 and values.shape[3] in (1, 3) and values.shape[1] not in (1, 3):
+        values = values.transpose(0, 3, 1, 2)
+    inputs = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+    if pixels:
+        return _scaled(inputs)
+    wrong = torch.nonzero(~torch.isfinite(inputs.flatten(1)).all(1))
+    if len(wrong):
+        fail(f"Expected finite numbers in {place}. Got something else in record {int(wrong[0, 0])}.")
+    return inputs
+
+
+def _scaled(pixels: torch.Tensor) -> torch.Tensor:
+    """From 0 to 255, to -1 to 1."""
+    return pixels.div_(127.5).sub_(1)
+
+
+def _targets(values: Any, records: int, place: str) -> torch.Tensor:
+    import torch
+
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.shape != (records,) or values.dtype.kind not in "ui":
+        fail(f"Expected {records} whole numbers in {place}, one a record. Got {values.dtype} {values.shape}.")
+    if records and values.min() < 0:
+        fail(f"Expected classes counted from 0 in {place}. Got {values.min()}.")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _class_names(
+    names: Array | None, targets: list[torch.Tensor | None], path: str | Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    largest = max((int(t.max()) for t in targets if t is not None and len(t)), default=-1)
+    if names is None:
+        note = (
+            f"The number of classes, {largest + 1}, was read from the targets; store `classes` to declare it."
+        )
+        return tuple(map(str, range(largest + 1))), (note,)
+    if largest >= len(names):
+        fail(f"Expected targets below {len(names)}, the number of classes in {path}. Got {largest}.")
+    return tuple(map(str, names.tolist())), ()
+
+
+def _class_folders(root: Path) -> tuple[str, ...]:
+    folders = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    if len(folders) < 2:
+        fail(f"Expected a subfolder for each of at least two classes in {str(root)!r}. Got {folders}.")
+    return tuple(sorted(folders))
+
+
+def _read_folder(
+    root: Path, classes: tuple[str, ...], size: tuple[int, int], colour: bool
+) -> tuple[torch.Tensor, torch.Tensor, list[Path]]:
+    import torch
+
+    if unknown := [name for name in _class_folders(root) if name not in classes]:
+        fail(
+            f"Expected only the classes {', '.join(map(repr, classes))} in {str(root)!r}. Got {unknown[0]!r}."
+        )
+    files = [(path, index) for index, name in enumerate(classes) for path in _image_files(root / name)]
+    pixels = np.empty((len(files), 3 if colour else 1, *size), dtype=np.float32)
+    for place, (path, _) in enumerate(files):
+        pixels[place] = _read_image(path, size, colour)
+    targets = torch.tensor([index for _, index in files], dtype=torch.int64)
+    return _scaled(torch.from_numpy(pixels)), targets, [path for path, _ in files]
+
+
+def _image_files(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from sorted(
+            path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file()
+        )
+
+
+def _read_image(path: Path, size: tuple[int, int], colour: bool) -> Array:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        fail("Expected Pillow to read images. Install it: pip install pillow")
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
+            if upright.size != (size[1], size[0]):
+                upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            pixels = np.asarray(upright)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        fail(f"Cannot read {str(path)!r} as an image: {error}.")
+    return pixels.transpose(2, 0, 1) if colour else pixels[None]
+
+
+def _ids(paths: list[str], people: str | Path | None) -> Array:
+    if people is None:
+        return np.array(paths, dtype=np.str_)
+    columns, source = read_columns(people, ["file", "id"])
+    person_of = dict(zip(map(str, columns["file"].tolist()), columns["id"].tolist(), strict=True))
+    for path in paths:
+        if path not in person_of:
+            fail(
+                f"Expected every image's person in {source.name}. Got image {path!r}, which has no row there."
+            )
+    return np.array([person_of[path] for path in paths])

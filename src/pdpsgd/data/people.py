@@ -1,0 +1,217 @@
+"""One way in for all data: a named benchmark, a table, an image folder or an `.npz` file, as tensors with
+ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.errors import check_probability, fail
+
+if TYPE_CHECKING:
+    import torch
+
+    from pdpsgd.data.schema import Schema
+
+TABLES = (".csv", ".parquet", ".pq")
+
+
+@dataclass(frozen=True, eq=False)
+class PeopleData:
+    """Records with the id of their person, and, if there are any, records of other people to test on.
+
+    `named` says whether ids are people's own, or only the places of their records in the data. `model` names the
+    network that suits the data. `notes` are what a reader of any result must be told.
+    `test_ids` are None where test people are not known by name (a benchmark's own test set).
+    """
+
+    name: str
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    ids: npt.NDArray[Any]
+    classes: tuple[str, ...]
+    model: str
+    test_inputs: torch.Tensor | None = None
+    test_targets: torch.Tensor | None = None
+    test_ids: npt.NDArray[Any] | None = None
+    schema: Schema | None = None
+    notes: tuple[str, ...] = ()
+    named: bool = True
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def test_data(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Inputs and targets of the test people."""
+        if self.test_inputs is None or self.test_targets is None:
+            return None
+        return self.test_inputs, self.test_targets
+
+
+def load_people(
+    source: str | Path,
+    *,
+    label: str | None = None,
+    id_column: str | None = None,
+    leave_out: Sequence[str] = (),
+    schema: str | Path | None = None,
+    test_file: str | Path | None = None,
+    data_folder: str | Path | None = None,
+    image_size: tuple[int, int] = (32, 32),
+    colour: bool = True,
+    people_file: str | Path | None = None,
+) -> PeopleData:
+    """Records from whatever `source` is: the name of a benchmark, or the path of one's own data.
+
+    A table needs its `label` column; `leave_out` names columns that hold budgets. Without a `schema` the
+    ranges and categories are read from the data, and a note says that the promise does not cover them.
+    """
+    from pdpsgd.data.benchmarks.catalog import CATALOGUE
+
+    path = Path(source)
+    if str(source) in CATALOGUE and not path.exists():
+        return _benchmark(str(source), data_folder)
+    if path.suffix.lower() in TABLES:
+        return _table(path, label, id_column, leave_out, schema, test_file)
+    if path.suffix.lower() == ".npz":
+        return _images(path.name, _load_npz(path))
+    if path.is_dir():
+        from pdpsgd.data.images import load_folder
+
+        return _images(path.name, load_folder(path, size=image_size, colour=colour, people=people_file))
+    known = ", ".join(CATALOGUE)
+    fail(
+        f"Expected a .csv, .parquet or .npz file, a folder of images, or one of {known}. Got "
+        f"{str(source)!r}, "
+        f"which is {'of another kind' if path.exists() else 'not there'}."
+    )
+
+
+def hold_out(data: PeopleData, share: float) -> PeopleData:
+    """Set a share of the people aside, to test on: chosen by their id alone, so the choice reveals nothing.
+
+    They do not belong on the list any more: nothing is promised to them.
+    """
+    check_probability(test_share=share)
+    if data.test_inputs is not None:
+        fail("Expected data without test people, to hold some out. This data has its own.")
+    numbers = [
+        int.from_bytes(hashlib.sha256(f"test {name}".encode()).digest()[:8], "big")
+        for name in data.ids.tolist()
+    ]
+    aside = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
+    if aside.all() or not aside.any():
+        fail(
+            f"Expected a test share that leaves people on both sides. Got {share!r} of {len(data.ids)} "
+            "people."
+        )
+    test, train = np.flatnonzero(aside), np.flatnonzero(~aside)
+    note = "Some people were set aside, by their ids, to test on: nothing is promised to them."
+    return replace(
+        data,
+        inputs=data.inputs[train],
+        targets=data.targets[train],
+        ids=data.ids[train],
+        test_inputs=data.inputs[test],
+        test_targets=data.targets[test],
+        test_ids=data.ids[test],
+        notes=(*data.notes, note),
+    )
+
+
+def _benchmark(name: str, folder: str | Path | None) -> PeopleData:
+    from pdpsgd.data.benchmarks import load
+    from pdpsgd.models.networks import BUILT_IN
+
+    loaded = load(name, folder=folder)
+    suited = [key for key, network in BUILT_IN.items() if network.input_shape == loaded.input_shape]
+    return PeopleData(
+        name=name,
+        inputs=loaded.train_inputs,
+        targets=loaded.train_targets,
+        ids=np.arange(len(loaded.train_inputs)),
+        classes=loaded.classes,
+        model=suited[0] if suited else "tabular",
+        test_inputs=loaded.test_inputs,
+        test_targets=loaded.test_targets,
+        notes=loaded.notes,
+    )
+
+
+def _table(
+    path: Path,
+    label: str | None,
+    id_column: str | None,
+    leave_out: Sequence[str],
+    schema: str | Path | None,
+    test_file: str | Path | None,
+) -> PeopleData:
+    from pdpsgd.data.schema import Schema, draft_schema
+    from pdpsgd.data.tabular import encode
+
+    if schema is not None:
+        declared = Schema.read(schema)
+        if label not in (None, declared.label):
+            fail(f"Expected the label of the schema, {declared.label!r}. Got {label!r}.")
+        if id_column not in (None, declared.id_column):
+            fail(f"Expected the id column of the schema, {declared.id_column!r}. Got {id_column!r}.")
+    elif label is None:
+        fail(
+            f"Expected the column to be predicted (--label), or a schema that names it, for {path.name}. "
+            "Got neither."
+        )
+    else:
+        declared = draft_schema(path, label=label, id_column=id_column, leave_out=leave_out)
+    encoded = encode(path, declared, leave_out=leave_out)
+    test = None if test_file is None else encode(test_file, declared, leave_out=leave_out)
+    if test is not None and declared.id_column is not None:
+        both = set(encoded.ids.tolist()) & set(test.ids.tolist())
+        if both:
+            fail(
+                f"Expected test people who are not trained on. Got {min(both, key=str)!r} in {path.name} "
+                f"and {test_file}."
+            )
+    return PeopleData(
+        name=path.name,
+        inputs=encoded.inputs,
+        targets=encoded.targets,
+        ids=encoded.ids,
+        classes=encoded.classes,
+        model="tabular",
+        test_inputs=None if test is None else test.inputs,
+        test_targets=None if test is None else test.targets,
+        test_ids=None if test is None else test.ids,
+        schema=declared,
+        notes=encoded.notes,
+        named=declared.id_column is not None,
+    )
+
+
+def _load_npz(path: Path) -> Any:
+    from pdpsgd.data.images import load_npz
+
+    return load_npz(path)
+
+
+def _images(name: str, loaded: Any) -> PeopleData:
+    return PeopleData(
+        name=name,
+        named=loaded.named,
+        inputs=loaded.inputs,
+        targets=loaded.targets,
+        ids=loaded.ids,
+        classes=loaded.classes,
+        model="tabular",
+        test_inputs=loaded.test_inputs,
+        test_targets=loaded.test_targets,
+        notes=loaded.notes,
+    )

@@ -1,0 +1,206 @@
+"""Own data without writing Python: a table and its public schema in, tensors out.
+
+The encoding depends on the schema and on one row at a time, never on other rows, so one person's record
+cannot change how another's is seen. A numeric column becomes one feature, its range mapped to [-1, 1]; a
+value outside the range counts as its nearer end, a missing one as its middle (0). A categorical column
+becomes one feature of 0 or 1 for each category and one for "other", where unknown and missing values go. A
+label must be one of the classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.errors import fail
+from pdpsgd.data.schema import (
+    NOT_PRIVATE,
+    Categorical,
+    Column,
+    Ignored,
+    Numeric,
+    Schema,
+    cells,
+    draft_schema,
+    text_of,
+)
+from pdpsgd.budgets.tables import Frame, Source, open_table
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Categorical", "Ignored", "Numeric", "Schema", "TabularData", "draft_schema", "encode"]
+
+Floats = npt.NDArray[np.float32]
+
+MISSING_WORDS = {"na", "n/a", "nan", "null", "none", "?", "-"}  # what people write into a column of numbers
+
+
+@dataclass(frozen=True, eq=False)
+class TabularData:
+    """An encoded table; inputs, targets and ids are aligned by row.
+
+    `ids` are the values of the id column, or the rows' positions where there is none. `notes` are what a
+    reader of any result must be told.
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    ids: npt.NDArray[Any]
+    classes: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.inputs.shape[1:])
+
+
+def encode(
+    table: Any, schema: Schema, *, leave_out: Iterable[str] = (), people: npt.ArrayLike | None = None
+) -> TabularData:
+    """Encode a pandas or polars frame, or a CSV or Parquet file, by a schema.
+
+    `leave_out` names columns that must not be features (budgets). With `people`, the ids on the public list,
+    a record of anybody else is refused; somebody on the list without a record is legal.
+
+    Guarantee: each row of the result is a function of the schema and of that row alone.
+    """
+    import torch
+
+    frame, source = open_table(table)
+    for name in leave_out:
+        if name in schema.features:
+            fail(
+                f"Expected the schema to ignore column {name!r}, which holds budgets. It is a feature there."
+            )
+    parts = [_encode_column(frame, name, schema.columns[name], source) for name in schema.features]
+    if not parts:
+        fail("Expected at least one numeric or categorical column in the schema. Got none.")
+    return TabularData(
+        inputs=torch.from_numpy(np.concatenate(parts, axis=1)),
+        targets=torch.from_numpy(_encode_label(frame, schema, source)),
+        ids=_ids(frame, schema, source, people),
+        classes=schema.classes,
+        feature_names=tuple(
+            label for name in schema.features for label in _names(name, schema.columns[name])
+        ),
+        notes=_notes(frame, schema, leave_out),
+    )
+
+
+def _encode_column(frame: Frame, name: str, column: Column, source: Source) -> Floats:
+    _require(frame, name, source)
+    if isinstance(column, Numeric):
+        return _encode_numbers(_numbers(frame, name, source), column)
+    assert isinstance(column, Categorical)
+    return _encode_categories(cells(frame[name]), column)
+
+
+def _encode_numbers(values: npt.NDArray[np.float64], column: Numeric) -> Floats:
+    low, high = float(column.low), float(column.high)
+    scaled = (np.clip(values, low, high) - low) * (2 / (high - low)) - 1
+    return np.where(np.isnan(scaled), 0, np.clip(scaled, -1, 1)).astype(np.float32)[:, None]
+
+
+def _encode_categories(values: list[Any], column: Categorical) -> Floats:
+    place = {category: index for index, category in enumerate(column.categories)}
+    other = len(place)
+    indices = [other if value is None else place.get(text_of(value), other) for value in values]
+    encoded = np.zeros((len(values), other + 1), dtype=np.float32)
+    encoded[np.arange(len(values)), indices] = 1
+    return encoded
+
+
+def _numbers(frame: Frame, name: str, source: Source) -> npt.NDArray[np.float64]:
+    """The column as floats, NaN where a value is missing."""
+    series = frame[name]
+    if series.dtype.is_numeric():
+        return np.array([np.nan if v is None else v for v in cells(series)], dtype=np.float64)
+    values = [_number(value) for value in cells(series)]
+    for index, value in enumerate(values):
+        if value is None:
+            fail(
+                f"Expected a number in column {name!r} of {source.row(index)}. Got {series[index]!r}. "
+                f"Correct it, leave it empty, or declare the column categorical or ignored in the schema."
+            )
+    return np.array(values, dtype=np.float64)
+
+
+def _number(value: Any) -> float | None:
+    """The number in a cell, NaN if it is missing, None if it is something else."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in MISSING_WORDS):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _encode_label(frame: Frame, schema: Schema, source: Source) -> npt.NDArray[np.int64]:
+    _require(frame, schema.label, source)
+    place = {name: index for index, name in enumerate(schema.classes)}
+    targets = np.empty(len(frame), dtype=np.int64)
+    for index, value in enumerate(cells(frame[schema.label])):
+        target = None if value is None else place.get(text_of(value))
+        if target is None:
+            got = "It is missing." if value is None else f"Got {value!r}."
+            fail(
+                f"Expected one of the classes {', '.join(map(repr, schema.classes))} in column "
+                f"{schema.label!r} of {source.row(index)}. {got} "
+                f"A person whose record is left out may stay on the list."
+            )
+        targets[index] = target
+    return targets
+
+
+def _ids(frame: Frame, schema: Schema, source: Source, people: npt.ArrayLike | None) -> npt.NDArray[Any]:
+    if schema.id_column is None:
+        ids: npt.NDArray[Any] = np.arange(len(frame))
+    else:
+        _require(frame, schema.id_column, source)
+        ids = frame[schema.id_column].to_numpy()
+        for index, person in enumerate(cells(frame[schema.id_column])):
+            if person is None:
+                fail(f"Expected an id in column {schema.id_column!r} of {source.row(index)}. It is missing.")
+    listed = None if people is None else set(np.asarray(people).tolist())
+    first_row: dict[Any, int] = {}
+    for index, person in enumerate(ids.tolist()):
+        if person in first_row:
+            fail(
+                f"Expected one record a person. Got {person!r} in {source.row(index)} and in "
+                f"row {source.first_row + first_row[person]}."
+            )
+        if listed is not None and person not in listed:
+            fail(f"Expected every record's person to be on the list. Got {person!r} in {source.row(index)}.")
+        first_row[person] = index
+    return ids
+
+
+def _require(frame: Frame, name: str, source: Source) -> None:
+    if name not in frame.columns:
+        known = ", ".join(map(repr, frame.columns))
+        fail(f"Expected a column {name!r}, as the schema says, in {source.name}. Its columns are {known}.")
+
+
+def _names(name: str, column: Column) -> tuple[str, ...]:
+    if isinstance(column, Categorical):
+        return (*(f"{name}={category}" for category in column.categories), f"{name}=(other)")
+    return (name,)
+
+
+def _notes(frame: Frame, schema: Schema, leave_out: Iterable[str]) -> tuple[str, ...]:
+    known = {schema.label, schema.id_column, *schema.columns, *leave_out}
+    unknown = [name for name in frame.columns if name not in known]
+    notes = [] if schema.confirmed else [NOT_PRIVATE]
+    if unknown:
+        notes.append(
+            f"Columns that the schema does not declare are left out: {', '.join(map(repr, unknown))}."
+        )
+    return tuple(notes)

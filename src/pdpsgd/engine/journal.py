@@ -1,0 +1,95 @@
+"""A journal of what noise has met, so that it never meets anything else.
+
+A checkpoint names what a run depends on, but code can change under the same name. So for each step the
+journal remembers a few secret projections of the sum that the step's noise was added to. If the sum is
+another one when the step is repeated, the run stops before any noise is given out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    from pdpsgd.sampling.source import RandomSource
+
+PROJECTIONS = 4
+# As a share of the clipping norm, the most that one record adds to a sum. Repeated on the same machine, sums
+# are equal to the bit; elsewhere they differ by rounding, some 1e-7 of their norm.
+TOLERANCE = 1e-3
+_ENTRY = struct.Struct(f"<q{PROJECTIONS}d")
+
+
+class Journal:
+    """For each step, secret projections of the sum its noise was added to.
+
+    A sum that differs by a vector of norm x changes each projection by a normal number of deviation x. So one
+    record, swapped for another, goes unnoticed with a chance below 1e-12 if that changes the sum by the
+    clipping norm, and below 1e-4 if by a hundredth of it.
+
+    Nothing is dropped when a checkpoint is saved (a step takes 40 bytes), because a run may be taken up from
+    an older one. A journal is as secret as the key: readable by its owner only, and removed when the run
+    ends.
+    """
+
+    def __init__(self, path: Path, source: RandomSource, *, max_grad_norm: float) -> None:
+        self.path = path
+        self._source = source
+        self._tolerance = TOLERANCE * max_grad_norm
+        self._directions: list[Tensor] = []
+        self._met = _read(path)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def meet(self, step: int, sums: Sequence[Tensor]) -> None:
+        """Note that the step's noise is about to meet these sums; refuse if it has met others."""
+        projections = self._project(sums)
+        if step in self._met:
+            before = self._met[step]
+            if not all(abs(p - b) <= self._tolerance for p, b in zip(projections, before, strict=True)):
+                fail(
+                    f"Expected step {step} to repeat what it did before the run was interrupted. Got other "
+                    "gradients (other code, libraries or data?). Going on would let the same noise meet "
+                    "different gradients. Begin a new run."
+                )
+        else:
+            os.write(self._file, _ENTRY.pack(step, *projections))
+
+    def close(self, *, remove: bool) -> None:
+        """Stop writing; remove the file if the run has ended."""
+        os.close(self._file)
+        if remove:
+            self.path.unlink(missing_ok=True)
+
+    def _project(self, sums: Sequence[Tensor]) -> list[float]:
+        if not self._directions:
+            seed = hashlib.blake2b(
+                digest_size=32, key=self._source.key_bytes(), person=b"pdpsgd journal"
+            ).digest()
+            generator = np.random.default_rng(np.frombuffer(seed, dtype=np.uint32))
+            self._directions = [
+                torch.from_numpy(
+                    generator.standard_normal((PROJECTIONS, total.numel()), dtype=np.float32)
+                ).to(total)
+                for total in sums
+            ]
+        parts = [(d @ total.reshape(-1)).double() for d, total in zip(self._directions, sums, strict=True)]
+        projections: list[float] = torch.stack([part.cpu() for part in parts]).sum(0).tolist()
+        return projections
+
+
+def _read(path: Path) -> dict[int, tuple[float, ...]]:
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    whole = len(content) - len(content) % _ENTRY.size  # the last entry may have been cut off
+    return {step: tuple(projections) for step, *projections in _ENTRY.iter_unpack(content[:whole])}

@@ -1,0 +1,315 @@
+"""Whose record is which, and records by number: the private data as training sees it.
+
+People are known by their place on the public list, records by their place in the data. For now a person has
+one record or none. Somebody without a record is drawn like anyone and contributes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from pdpsgd.engine.checkpoints import fingerprint_data
+from pdpsgd.errors import fail
+from pdpsgd.engine.batches import map_tensors, seeded
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pdpsgd.budgets.budgets import IdArray, IntArray
+    from pdpsgd.engine.execution import Chunk
+
+NO_RECORD = -1
+
+Batch = Any
+
+
+class Shapes(Protocol):
+    """What the rows of a batch must look like."""
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a batch whose rows look otherwise."""
+
+
+class Records(Protocol):
+    """The supplied records, and how to put some of them together as a batch."""
+
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed digest of the data."""
+
+    def __len__(self) -> int:
+        """How many records there are (sensitive: people may have supplied none)."""
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
+        """Each chunk with its records as a batch, in order."""
+
+
+def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor) -> Records:
+    """Take records from a data loader, a map-style dataset, or tensors whose first dimension counts records.
+
+    Tensors (also inside a `TensorDataset` with the default collation) are indexed directly: no loop over
+    items.
+    """
+    if isinstance(data, Tensor):
+        return TensorRecords((data,))
+    if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        return TensorRecords(tuple(data))
+    loader = data if isinstance(data, DataLoader) else None
+    dataset: Any = data if loader is None else loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        fail(
+            "Expected data whose records can be drawn by number: a map-style Dataset, a DataLoader over one, "
+            f"or tensors. Got {type(dataset).__name__}."
+        )
+    plain = loader is None or (loader.collate_fn is default_collate and not loader.pin_memory)
+    if isinstance(dataset, TensorDataset) and plain:
+        return TensorRecords(dataset.tensors)
+    return DatasetRecords(dataset, loader)
+
+
+def match_records(
+    *,
+    people: int,
+    records: int,
+    ids: IdArray | None = None,
+    record_ids: ArrayLike | None = None,
+    record_of_person: ArrayLike | None = None,
+) -> IntArray:
+    """The number of each person's record, -1 for those who supplied none.
+
+    By default person i of the list has record i. `record_of_person` gives the numbers outright; `record_ids`
+    names, for each record, the person on the list (`ids`) whose record it is.
+
+    >>> match_records(people=3, records=2, ids=np.array(["ann", "bob", "cy"]), record_ids=["cy", "ann"])
+    array([ 1, -1,  0])
+    """
+    for name, given in (("record_ids", record_ids), ("record_of_person", record_of_person)):
+        if np.ma.is_masked(given):
+            fail(
+                f"Expected {name} without masked values: what is under a mask is not known. Got a masked array."
+            )
+    if record_ids is not None and record_of_person is not None:
+        fail("Expected record_ids or record_of_person, not both.")
+    if isinstance(record_ids, (KeysView, ValuesView)):
+        record_ids = list(record_ids)
+    if record_ids is not None:
+        return _match_by_id(people, records, ids, np.asarray(record_ids))
+    if record_of_person is None:
+        if records != people:
+            fail(
+                f"Expected one record for each of the {people} people on the list, in the list's order. Got "
+                f"{records} records. Name each record's person (record_ids), or give each person's record "
+                "number, -1 for none (record_of_person)."
+            )
+        return np.arange(people, dtype=np.int64)
+    return _check_record_of_person(people, records, np.asarray(record_of_person))
+
+
+class TensorRecords:
+    """Records that lie in tensors already: a batch is one gather per tensor."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        sizes = {len(tensor) for tensor in tensors}
+        if len(sizes) != 1:
+            fail(f"Expected tensors with the same number of records. Got {sorted(sizes)}.")
+        self.tensors = tensors
+        self._fingerprint = cache(partial(_fingerprint, tensors))
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed digest of all tensors."""
+        return self._fingerprint(key)
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
+        """Each chunk with its records as a list of tensors."""
+        for chunk in chunks:
+            numbers = torch.from_numpy(chunk.records)
+            yield chunk, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
+
+
+class DatasetRecords:
+    """Records fetched one by one from a map-style dataset and collated, by workers if there are any."""
+
+    def __init__(self, dataset: Dataset[Any], loader: DataLoader[Any] | None) -> None:
+        self.dataset = dataset
+        self.loader = loader
+        self.shapes: Shapes | None = (
+            None  # what rows must look like, where a collation of the user's makes them
+        )
+        self._empty: Batch = None
+        self._fingerprint = cache(partial(_fingerprint, dataset))
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def fingerprint(self, key: bytes) -> str:
+        """A keyed digest of some items."""
+        return self._fingerprint(key)
+
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
+        """Each chunk with its records collated; workers fetch ahead (draws do not depend on the training)."""
+        fetched: deque[Chunk] = deque()
+        for batch in self._torch_loader(_seeds_and_numbers(chunks, fetched)):
+            chunk = fetched.popleft()
+            if len(chunk.records) == 0:
+                yield chunk, self.empty()
+                continue
+            if self.shapes is not None:
+                self.shapes.check(batch)
+            yield chunk, batch
+
+    def empty(self) -> Batch:
+        """A batch of no records, with the shapes and types of any other."""
+        if self._empty is None:
+            if len(self) == 0:
+                fail("Expected at least one record, to know the shapes of a batch. Got none.")
+            self._empty = _first_none(self.collate([self.dataset[0]]))
+        return self._empty
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """What puts items together as a batch."""
+        return default_collate if self.loader is None else self.loader.collate_fn
+
+    def some_items(self, most: int) -> list[Any]:
+        """Up to so many items, spread over the data, read under a fixed seed."""
+        numbers = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64))
+        return _SeededItems(self.dataset).__getitems__([0, *numbers.tolist()])
+
+    def _torch_loader(self, numbers: Iterable[list[int | None]]) -> Iterable[Batch]:
+        loader, items = self.loader, _SeededItems(self.dataset)
+        collate = _CollateUnlessEmpty(self.collate)
+        if loader is None or loader.num_workers == 0:
+            return (collate(items.__getitems__(some)) for some in numbers)
+        return DataLoader(
+            items,
+            batch_sampler=numbers,
+            collate_fn=collate,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+        )
+
+
+class _SeededItems(Dataset[Any]):
+    """Items of a dataset, read under a seed of their step, so that random augmentation repeats with it."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, seed_and_numbers: list[int | None]) -> list[Any]:
+        seed, *numbers = seed_and_numbers
+        with nullcontext() if seed is None or not numbers else seeded(seed):
+            return [self.dataset[number] for number in numbers]
+
+
+class _CollateUnlessEmpty:
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[Any]) -> Any:
+        return self.collate(items) if items else []
+
+
+def _seeds_and_numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterator[list[int | None]]:
+    for chunk in chunks:
+        fetched.append(chunk)
+        yield [chunk.seed, *chunk.records.tolist()]
+
+
+def _fingerprint(data: Any, key: bytes) -> str:
+    return fingerprint_data(data, key=key)
+
+
+def to_device(part: Any, device: torch.device | None) -> Any:
+    """Move a tensor, or the tensors of a batch."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), part)
+
+
+def repeated(part: Any, times: int) -> Any:
+    """Each row so many times, in a tensor, or in the tensors of a batch."""
+    return map_tensors(lambda tensor: tensor.repeat_interleave(times, 0), part)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a model is called with: positional and by keyword."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs; a tuple, list or dict of inputs is spread out."""
+    if isinstance(inputs, Arguments):
+        return model(*inputs.args, **inputs.kwargs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
+
+
+def _first_none(batch: Any) -> Any:
+    """The first no rows of everything in a collated batch."""
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _first_none(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_first_none, batch))
+    if isinstance(batch, (list, tuple)) and not all(isinstance(part, str) for part in batch):
+        return type(batch)(map(_first_none, batch))
+    return batch[:0]
+
+
+def _match_by_id(people: int, records: int, ids: IdArray | None, record_ids: IdArray) -> IntArray:
+    if len(record_ids) != records:
+        fail(f"Expected one id for each of the {records} records. Got {len(record_ids)}.")
+    names = np.arange(people) if ids is None else np.asarray(ids)
+    person_of_id = {name: person for person, name in enumerate(names.tolist())}
+    result = np.full(people, NO_RECORD, dtype=np.int64)
+    for record, name in enumerate(record_ids.tolist()):
+        person = person_of_id.get(name)
+        if person is None:
+            fail(
+                f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is "
+                "not."
+            )
+        if result[person] != NO_RECORD:
+            fail(
+                f"Expected one record a person. Got records {result[person]} and {record}, both of {name!r}."
+            )
+        result[person] = record
+    return result
+
+
+def _check_record_of_person(people: int, records: int, numbers: IntArray) -> IntArray:
+    if numbers.shape != (people,) or numbers.dtype.kind not in "iu":
+        fail(
+            f"Expected record_of_person to have one whole number for each of the {people} people. "
+            f"Got shape {numbers.shape}, type {numbers.dtype}."
+        )
+    numbers = numbers.astype(np.int64)
+    supplied = numbers[numbers != NO_RECORD]
+    if supplied.size and (supplied.min() < 0 or supplied.max() >= records):
+        wrong = supplied[(supplied < 0) | (supplied >= records)][0]
+        fail(f"Expected record numbers from 0 to {records - 1}, or -1 for none. Got {wrong}.")
+    if np.unique(supplied).size != supplied.size:
+        fail("Expected one record a person and one person a record. Got a record given to two people.")
+    if supplied.size != records:
+        missing = np.setdiff1d(np.arange(records), supplied)[0]
+        fail(f"Expected every record's person to be on the list. Got record {missing}, which is nobody's.")
+    return numbers

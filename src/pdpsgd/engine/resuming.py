@@ -1,0 +1,147 @@
+"""Stopping and going on: what a checkpoint holds, and what it must agree with.
+
+The danger is the same noise meeting different gradients: the difference of the two results has no noise at
+all. Draws and noise come from the key and the step's number, so a run that is killed and resumed repeats its
+steps exactly, as long as everything else is the same. So the checkpoint names what the run depends on, and a
+resume refuses anything else. (`journal` catches what has no name.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pdpsgd.engine.checkpoints import HasState, fingerprint_data, load, pack_optimizer, save, unpack_optimizer
+from pdpsgd.engine.distributed import digest_of_module
+from pdpsgd.errors import fail
+from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.sampling.source import RandomSource
+
+if TYPE_CHECKING:
+    from pdpsgd.engine.privacy_engine import PrivacyEngine
+
+
+def save_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
+    """Write a checkpoint of the engine's run."""
+    ranks, source = engine.ranks, engine.source
+    if ranks.first and engine.journal is None:
+        # Whoever resumes a run keeps its journal. So this run is new, and what lies there is another one's.
+        Path(f"{path}.journal").unlink(missing_ok=True)
+        engine.keep_journal(f"{path}.journal")
+    tensors = {f"model.{name}": value for name, value in engine.module.state_dict().items()}
+    packed: dict[str, Any] = {}
+    for name, other in {"optimizer": engine.optimizer, **others}.items():
+        more, packed[name] = pack_optimizer(other, prefix=name)
+        tensors.update(more)
+    state = {
+        "run": describe_run(engine),
+        "steps_done": engine.execution.steps_done,
+        "forfeited": list(engine.execution.forfeited),
+        "source": {"secure": source.secure, "guessable": source.guessable, "algorithm": source.algorithm},
+        "packed": packed,
+        "journal": None
+        if engine.journal is None
+        else os.path.relpath(engine.journal.path, Path(path).parent),
+    }
+    if ranks.world_size > 1:
+        ranks.check_same(model=digest_of_module(engine.module))
+    if ranks.first:
+        save(path, tensors, state, source.key_bytes())
+    ranks.wait()
+
+
+def resume_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
+    """Put the engine, which has not begun, where a checkpoint was made."""
+    if engine.steps_taken:
+        fail(
+            f"Expected a run that has not begun, to resume another one. Got one at step {engine.steps_taken}."
+        )
+    checkpoint = engine.ranks.spread_object(load(path) if engine.ranks.first else None)
+    if checkpoint.key is None:
+        fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
+    # First the key: the fingerprints of private data are keyed with it.
+    engine.draw_from(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
+    check_same_run(checkpoint.state["run"], describe_run(engine), place=str(path))
+    engine.module.load_state_dict(
+        {name: checkpoint.tensors[f"model.{name}"] for name in engine.module.state_dict()}
+    )
+    for name, other in {"optimizer": engine.optimizer, **others}.items():
+        if name not in checkpoint.state["packed"]:
+            fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
+        unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
+    engine.execution.steps_done = checkpoint.state["steps_done"]
+    engine.execution.forfeited = list(checkpoint.state["forfeited"])
+    journal = Path(path).parent / checkpoint.state["journal"]
+    if not engine.ranks.spread_object(journal.exists()):  # as rank 0 sees it
+        fail(
+            f"Expected the run's journal at {str(journal)!r}, to see that the same noise does not meet "
+            "different gradients. Got none. Put it back beside the checkpoint, or begin a new run."
+        )
+    engine.keep_journal(journal)
+
+
+def describe_run(engine: PrivacyEngine) -> dict[str, Any]:
+    """What the run depends on, apart from the model's parameters: a resume must agree with all of it."""
+    # The digests of private data are keyed: without the key nobody can check a guess.
+    key = engine.source.key_bytes()
+    return {
+        "plan": engine.plan.digest,
+        "people": fingerprint_data((engine.level_of_person, engine.record_of_person), key=key),
+        "data": engine.records.fingerprint(key),
+        "model": describe_model(engine.module),
+        "optimizer": describe_optimizer(engine.optimizer.original),
+        "options": engine.options,
+        "compiled code": engine.ranks.spread_object(native.description()),
+        "number of ranks": engine.ranks.world_size,
+    }
+
+
+def describe_model(module: nn.Module) -> str:
+    """A digest of the model's structure: its modules, and its parameters' names, shapes and types."""
+    lines = [f"{name}: {type(part).__name__}" for name, part in module.named_modules()]
+    lines += [
+        f"{name}: {tuple(p.shape)} {p.dtype} {p.requires_grad}" for name, p in module.named_parameters()
+    ]
+    lines += [f"{name}: {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's kind and settings, without what schedules change."""
+    changing = ("params", "lr", "initial_lr")
+    groups = [
+        {key: repr(value) for key, value in group.items() if key not in changing}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "kind": type(optimizer).__qualname__,
+        "options": {key: repr(value) for key, value in optimizer.defaults.items()},
+        "options of groups": groups,
+    }
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, place: str) -> None:
+    """Refuse to resume a run with anything but what it was begun with."""
+    for name in sorted({*saved, *now}):
+        before, after = saved.get(name), now.get(name)
+        if before != after:
+            what, before, after = _narrow(name, before, after)
+            fail(
+                f"Expected the {what} that the checkpoint {place!r} was made with: {before!r}. Got "
+                f"{after!r}. Resuming would let the same noise meet different gradients. Resume with what "
+                "the run was begun with, or begin a new run."
+            )
+
+
+def _narrow(name: str, before: Any, after: Any) -> tuple[str, Any, Any]:
+    """Name the one setting that differs inside a group of settings."""
+    while isinstance(before, dict) and isinstance(after, dict):
+        key = next(key for key in sorted({*before, *after}) if before.get(key) != after.get(key))
+        name, before, after = f"{name} {key}", before.get(key), after.get(key)
+    return name, before, after

@@ -1,0 +1,270 @@
+"""Clipped gradient sums: what a private step adds noise to.
+
+The model's layers are watched while it runs forward and backward. Afterwards each example's gradient norm is taken,
+mostly without writing the gradient out, and one weighted sum gives the sum of clipped gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.errors import check_one_of, fail
+from pdpsgd.gradients.instrument import watch
+from pdpsgd.gradients.per_example import PerExample, summed
+from pdpsgd.gradients.views import over_views
+
+# Room for rounding in norms, weights and sums, so that a clipped norm is never above C_i.
+CLIPPING_MARGIN = 1 - 2**-10
+# Below this, squares of float32 numbers lose digits or vanish: such a norm counts as this large.
+SMALLEST_NORM = 1e-16
+# A gradient so much too large is dropped: times such a weight, numbers vanish that others would have blown up again.
+SMALLEST_WEIGHT = 1e-16
+
+_watching: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = weakref.WeakKeyDictionary()
+
+
+class ClippedGradients:
+    """Watches a module, and adds up its clipped gradients after each backward pass.
+
+    The module keeps its type, its parameters and its names; only the `forward` of the layers is wrapped, until
+    `remove()`. Passes in evaluation mode or under `torch.no_grad()` are not touched.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        if of_module(module) is not None:
+            fail(
+                "Expected a module that is not private yet. Got one that is: use what made it private, or remove() it."
+            )
+        self.module = module
+        self._recorder, self._watched = watch(module)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.sums: dict[nn.Parameter, Tensor] = dict.fromkeys(trained, torch.empty(0))
+        self.flat_sums = [_flat_sums(trained, kind, self.sums) for kind in dict.fromkeys(map(_kind, trained))]
+        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._astray: list[nn.Parameter] = []
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._note_astray)  # type: ignore[no-untyped-call]
+            for parameter in self.sums
+        ]
+        _watching[module] = weakref.ref(self)
+
+    @property
+    def anchor(self) -> Tensor:
+        """What hangs the watched layers into autograd's graph; its gradient is nothing."""
+        return self._recorder.anchor
+
+    @property
+    def recorded_batch_size(self) -> int | None:
+        """How many examples the backward pass that waits to be collected had; None if none waits."""
+        calls = self._recorder.calls
+        return calls[0].output_gradient.shape[0] if calls else None
+
+    @torch.no_grad()
+    def clipped_sum(self, clip_norms: Tensor, *, loss_reduction: str = "mean", views: int = 1) -> int:
+        """Add the clipped gradients of the examples of the last backward pass to `sums`, and forget the pass.
+
+        `clip_norms` has C_i for each example. With `loss_reduction="mean"` the loss was a mean over the batch, so that
+        an example's own gradient is what backward gave, times the size of the batch. Returns how many examples had
+        a gradient that is not finite; this number is sensitive. Where an example went through the model in several
+        `views`, in consecutive rows, its gradient is their average.
+
+        Guarantee: what example i adds has norm at most C_i, whatever the model, the loss and the example are, provided
+        that examples do not mix in them (see `probe`); a gradient that is not finite adds nothing. So adding or
+        removing example i moves the sum by at most C_i.
+        """
+        try:
+            rows = clip_norms if views == 1 else clip_norms.repeat_interleave(views)
+            gradients = self._gradients(loss_reduction, rows)
+            if clip_norms.shape[0] == 0:
+                return 0
+            if views > 1:
+                gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
+            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
+            norms = self._norms(gradients).mul_(scale)
+            weights = clip_weights(norms, clip_norms).mul_(scale)
+            count = 0
+            if not math.isfinite(norms.sum().item()):
+                wild = ~norms.isfinite()
+                count = int(wild.sum())
+                gradients = {parameter: gradient.zeroed(wild) for parameter, gradient in gradients.items()}
+            for parameter, gradient in gradients.items():
+                total = self.sums[parameter]
+                gradient.add_weighted_sum(weights.to(total.dtype), total)
+            return count
+        finally:
+            self.forget()
+
+    def zero_sums(self) -> None:
+        """Start a new step."""
+        for flat in self.flat_sums:
+            flat.zero_()
+
+    def forget(self) -> None:
+        """Drop a backward pass that was recorded and not collected."""
+        self._recorder.forget()
+        self._astray.clear()
+
+    def remove(self) -> None:
+        """Restore the module exactly as it was."""
+        self.forget()
+        for watched in reversed(self._watched):
+            watched.restore()
+        for hook in self._hooks:
+            hook.remove()
+        self._watched.clear()
+        self._hooks.clear()
+        _watching.pop(self.module, None)
+
+    @torch.no_grad()
+    def per_example_norms(self, *, loss_reduction: str = "mean") -> Tensor:
+        """Return each example's gradient norm before clipping, without forgetting the pass (sensitive)."""
+        size = self.recorded_batch_size or 0
+        return self._norms(self._gradients(loss_reduction, torch.ones(size))) * (
+            size if loss_reduction == "mean" else 1
+        )
+
+    @torch.no_grad()
+    def per_example_gradients(self, *, loss_reduction: str = "mean") -> dict[nn.Parameter, Tensor]:
+        """Return each example's gradient, written out, without forgetting the pass (sensitive; for audits)."""
+        size = self.recorded_batch_size or 0
+        scale = size if loss_reduction == "mean" else 1
+        gradients = self._gradients(loss_reduction, torch.ones(size))
+        return {
+            parameter: gradients[parameter].written_out(0, size) * scale
+            if parameter in gradients
+            else total.new_zeros(size, *total.shape)
+            for parameter, total in self.sums.items()
+        }
+
+    def record(self, loss: Tensor) -> None:
+        """Do what `loss.backward()` does to the watched layers, and leave every `.grad` alone."""
+        # All the leaves there are: only what leads to them is computed.
+        leaves = [self._recorder.anchor, *leaves_of_graph(loss)]
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        pairs = zip(leaves, found, strict=True)
+        self._astray += [
+            leaf
+            for leaf, gradient in pairs
+            if isinstance(leaf, nn.Parameter) and leaf in self.sums and gradient is not None
+        ]
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Let the module run as if it had never been touched."""
+        self._recorder.paused = True
+        try:
+            yield
+        finally:
+            self._recorder.paused = False
+
+    @contextmanager
+    def recording_in_evaluation(self) -> Iterator[None]:
+        """Record evaluation passes too (the probe compares examples without dropout)."""
+        self._recorder.forced = True
+        try:
+            yield
+        finally:
+            self._recorder.forced = False
+
+    def _gradients(self, loss_reduction: str, clip_norms: Tensor) -> dict[nn.Parameter, PerExample]:
+        """Return the gradients of the recorded pass per parameter, after checking that it is what it should be."""
+        check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
+        calls = self._recorder.calls
+        if not calls:
+            fail(
+                "Expected loss.backward() before the gradients are collected. Got no backward pass in training mode."
+            )
+        self._check_nothing_astray()
+        size = clip_norms.shape[0]
+        uses: dict[nn.Parameter, list[PerExample]] = {}
+        for call in calls:
+            call.check_inputs_unchanged()
+            found = call.output_gradient.shape[0] if call.output_gradient.dim() else None
+            if found != size:
+                fail(
+                    f"Expected the first dimension to be the batch of {size} examples in every layer. Got output of "
+                    f"shape {tuple(call.output_gradient.shape)} from {call.site.name}. Something all examples "
+                    "share, such as positions, needs a first dimension of 1 (positions[None]), or one row per example."
+                )
+            if size:
+                for parameter, gradient in call.gradients(call.output_gradient):
+                    uses.setdefault(cast(nn.Parameter, parameter), []).append(gradient)
+        return {parameter: summed(parts) for parameter, parts in uses.items()}
+
+    def _norms(self, gradients: dict[nn.Parameter, PerExample]) -> Tensor:
+        squares = [gradient.squared_norms() for gradient in gradients.values()]
+        return torch.stack(squares).sum(0).sqrt_()
+
+    def _check_nothing_astray(self) -> None:
+        if self._astray:
+            names = ", ".join(self._names[parameter] for parameter in self._astray)
+            fail(
+                f"Parameters {names} were used outside their own module's forward (as in x @ layer.weight), where no "
+                "example's gradient can be told. Call the module that holds them, or freeze them; a penalty on "
+                "parameters belongs into the optimizer (weight_decay=), which looks at no data."
+            )
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                fail(
+                    f"Parameter {self._names[parameter]} was frozen when the module was made private, and is not now."
+                )
+
+    def _note_astray(self, parameter: nn.Parameter) -> None:
+        if self._recorder.module.training:
+            self._astray.append(parameter)
+
+
+def of_module(module: nn.Module) -> ClippedGradients | None:
+    """Return what watches this module, if anything does."""
+    reference = _watching.get(module)
+    return None if reference is None else reference()
+
+
+def leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors whose gradients a backward pass from the loss would add up."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [following for following, _ in node.next_functions]
+
+
+def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:
+    """Return min(1, C_i (1 - 2^-10) / norm_i), and 0 where the norm is not finite.
+
+    Guarantee: weight times norm is at most C_i (1 - 2^-11), also in float32 and for norms whose squares vanish there.
+    """
+    limits = clip_norms.to(norms) * CLIPPING_MARGIN
+    weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(min=0, max=1)
+    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN.
+    return torch.hardshrink(weights.nan_to_num_(nan=0.0), SMALLEST_WEIGHT)
+
+
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Where, and how accurately, a parameter's sum is kept."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32, parameter.device
+
+
+def _flat_sums(
+    parameters: list[nn.Parameter], kind: tuple[torch.dtype, torch.device], sums: dict[nn.Parameter, Tensor]
+) -> Tensor:
+    """Lay the sums of all parameters of a kind side by side, so that a step handles them as one."""
+    dtype, device = kind
+    alike = [parameter for parameter in parameters if _kind(parameter) == kind]
+    flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
+    parts = torch.split(flat, [parameter.numel() for parameter in alike])
+    sums.update((parameter, part.view(parameter.shape)) for parameter, part in zip(alike, parts, strict=True))
+    return flat

@@ -1,0 +1,169 @@
+"""Puts the rules in place of the layers' own forward, and takes them out again."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.rules.general import any_module
+from pdpsgd.gradients.recorder import Recorder, Site
+from pdpsgd.gradients.unsupported import check_module
+from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
+from pdpsgd.gradients.shortcuts import pool, sequence
+
+
+def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
+    """Watch every layer that trains, and the model as a whole; refuse the model before anything is changed."""
+    rules = list(rules_of(model))
+    native.library()  # now, and not in the middle of somebody's forward pass
+    recorder = Recorder(model)
+    watched = []
+    for name, module, rule in rules:
+        site = Site(recorder, name or type(module).__name__)
+        watched.append(Watched(module, recorder, _by_rule(site, module, rule)))
+    inside_general = {child for _, module, rule in rules if rule is None for child in module.modules()}
+    sequences = [
+        child for child in model.modules() if type(child) is nn.Sequential and child not in inside_general
+    ]
+    watched += [Watched(child, recorder, partial(sequence, child)) for child in sequences]
+    poolings = [
+        child
+        for child in model.modules()
+        if type(child) is nn.MaxPool2d and child not in inside_general and runs_its_own_forward(child)
+    ]
+    watched += [Watched(child, recorder, partial(pool, child, child.forward)) for child in poolings]
+    watched.append(Watched(model, recorder, _WholeModel(model, recorder)))
+    return recorder, watched
+
+
+def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
+    """Yield the modules to be watched with their rules; None is the general rule, for a module and all in it."""
+    for name, module in model.named_modules():
+        check_module(name, module)
+    seen: set[nn.Module] = set()
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
+        if module in seen or not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        seen.add(module)
+        rule = rule_of(module)
+        if rule is not None or _uses_parameters(module):
+            if not _can_be_called(module):
+                place = f"{name or 'The model'} ({type(module).__name__})"
+                fail(
+                    f"{place} holds trainable parameters and has no forward, so nothing can be told of its use."
+                )
+            yield name, module, rule
+            return
+        for child_name, child in module.named_children():
+            yield from walk(f"{name}.{child_name}" if name else child_name, child)
+
+    yield from walk("", model)
+
+
+class Watched:
+    """Stands in for a module's forward; copies and pickles of the module get its own forward back."""
+
+    def __init__(self, module: nn.Module, recorder: Recorder, forward: Callable[..., Any]) -> None:
+        self._module, self._recorder = module, recorder
+        self.stands_in_for_own = runs_its_own_forward(module)
+        self._before = module.__dict__.get("forward")
+        self._original: Callable[..., Any] = module.forward
+        self._forward = forward
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module: watched in a training pass, as it is in any other."""
+        return (self._forward if self._recorder.active() else self._original)(*args, **kwargs)
+
+    def restore(self) -> None:
+        """Give the module its own forward back."""
+        if self._before is None:
+            del self._module.__dict__["forward"]
+        else:
+            self._module.__dict__["forward"] = self._before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self._module), self._module)
+        return types.MethodType(type(self._module).forward, copied)
+
+    def __reduce__(self) -> Any:
+        # When this is read, the module has no forward but its class's.
+        return getattr, (self._module, "forward")
+
+
+class _WholeModel:
+    """Learns the batch size from the model's inputs, and chooses the memory layout for what happens inside.
+
+    On a CPU, images are laid out channels last, where pooling and convolutions are faster. Code that insists on the
+    default layout, such as x.view(batch, -1), fails then: it is run again, and from then on, in the default layout.
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self._original: Callable[..., Any] = model.forward
+        self._recorder = recorder
+        on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        self._channels_last = on_cpu and any(isinstance(child, nn.Conv2d) for child in model.modules())
+        self._tried = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        if recorder.inside:  # the model calls itself
+            return self._original(*args, **kwargs)
+        recorder.inside = True
+        # Both stay after the pass: layers run again during the backward pass where activations are checkpointed.
+        recorder.batch_size = _batch_size(args, kwargs)
+        recorder.channels_last = self._channels_last
+        try:
+            if self._tried or not self._channels_last:
+                return self._original(*args, **kwargs)
+            return self._try(*args, **kwargs)
+        finally:
+            recorder.inside = False
+
+    def _try(self, *args: Any, **kwargs: Any) -> Any:
+        state = torch.get_rng_state()
+        try:
+            outputs = self._original(*args, **kwargs)
+        except PdpsgdError:
+            raise
+        except RuntimeError:
+            self._channels_last = self._recorder.channels_last = False
+            torch.set_rng_state(state)
+            outputs = self._original(*args, **kwargs)
+        self._tried = True
+        return outputs
+
+
+def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., Any]:
+    original = module.forward
+    if rule is None:
+        return lambda *args, **kwargs: any_module(site, module, original, *args, **kwargs)
+    apply = rule.apply
+    return lambda *args, **kwargs: apply(site, module, *args, **kwargs)
+
+
+def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    if len(args) == 1 and isinstance(args[0], Tensor) and args[0].dim():
+        return args[0].shape[0]
+    leaves = pytree.tree_leaves((args, kwargs))
+    return next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+
+
+def _uses_parameters(module: nn.Module) -> bool:
+    """Whether the module itself uses trainable parameters: its own, or those of children that are never called."""
+    if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        return True
+    return any(not _can_be_called(child) and _uses_parameters(child) for child in module.children())
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward

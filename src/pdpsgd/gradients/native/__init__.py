@@ -1,0 +1,1 @@
+"""Compiled code for the slowest of the rules."""

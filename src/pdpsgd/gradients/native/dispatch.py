@@ -1,0 +1,213 @@
+"""Compiled code for what holds a private step up: small convolutions, their gradients per example, max pooling, sums.
+
+`native.c` is compiled the first time it is needed, in a few seconds at most, if the machine has a C compiler (`cc`,
+`gcc` or `clang`) and a processor with AVX2, and kept in the user's cache folder. Before it is used, its results are
+compared with PyTorch's own (`native_check`). Without a compiler, with other results, or with PDPSGD_NATIVE=0,
+PyTorch's operations do the same, more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack as _function_modes
+from torch.utils._device import DeviceContext
+
+from pdpsgd.gradients.native import build as compiling
+from pdpsgd.gradients.native import calls
+from pdpsgd.gradients.native.self_check import agrees_with_pytorch
+
+# Larger kernels are left to PyTorch, which is made for large matrices.
+LARGEST_KERNEL = 1 << 16
+LARGEST_KERNEL_TO_CONVOLVE = 1 << 13
+# Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
+MOST_POSITIONS = 1 << 12
+
+_CONV_FORWARD = nn.Conv2d._conv_forward
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the compiled code, or None where there is none to be trusted."""
+    return _library()[0]
+
+
+def description() -> str | None:
+    """Name the compiled code in use: the last bits of a result depend on it."""
+    return _library()[1]
+
+
+@lru_cache(maxsize=1)
+def _library() -> tuple[ctypes.CDLL | None, str | None]:
+    if os.environ.get("PDPSGD_NATIVE", "1") != "0" and os.name == "posix":
+        try:
+            code, digest = compiling.load()
+            _only_run()  # asks torch for what an old one may not know
+            if agrees_with_pytorch(code):
+                return code, digest
+        except Exception:  # whatever it is, training goes on without
+            pass
+    return None, None
+
+
+# Sums --------------------------------------------------------------------------------------------------------------
+
+
+def has_sums(values: Tensor) -> bool:
+    """Whether the compiled code can add up these numbers."""
+    return _has_numbers(values) and values.is_contiguous() and library() is not None
+
+
+def row_squares(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return the sum of squares of each row, added up in float64, as float32 or float64."""
+    return calls.row_squares(_trusted(), rows, dtype)
+
+
+def outer_squares(left: Tensor, right: Tensor, smallest: float) -> Tensor:
+    """Return the squared norm of the outer product of each two rows; a row of `left` counts as `smallest` at least."""
+    return calls.outer_squares(_trusted(), left, right, smallest)
+
+
+def position_sums(values: Tensor) -> Tensor:
+    """Return the sums over the middle dimension of (examples, positions, width)."""
+    return calls.position_sums(_trusted(), values)
+
+
+# Convolutions ------------------------------------------------------------------------------------------------------
+
+
+def has_convolution(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the compiled code can do this convolution, and is the faster way.
+
+    It is where PyTorch's own is slow: with strides, or a number of channels that does not fill vectors.
+    """
+    return (
+        type(module) is nn.Conv2d
+        and _is_plain_convolution(module, inputs)
+        and (module.stride[1] > 1 or module.in_channels % calls.LANES != 0)
+        and module.out_channels % calls.LANES == 0
+        and 0 < module.weight.numel() <= LARGEST_KERNEL_TO_CONVOLVE
+        and min(calls.outputs_of(module, inputs)) > 0
+        and getattr(module._conv_forward, "__func__", None) is _CONV_FORWARD
+        and not torch.is_autocast_enabled("cpu")
+        and library() is not None
+        and _only_run()
+    )
+
+
+def convolve(module: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what the module does with this weight and bias, of which no gradient is taken."""
+    described = calls.describe(module, inputs)
+    weight = calls.channels_last(weight)
+    if torch.is_grad_enabled() and inputs.requires_grad:
+        outputs: Tensor = calls.Convolution.apply(inputs, weight, bias, described, _trusted())  # type: ignore[no-untyped-call]
+        return outputs
+    return calls.convolve(_trusted(), described, inputs, weight, bias)
+
+
+def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Tensor) -> bool:
+    """Whether the compiled code can take this convolution's gradients per example, and is the faster way."""
+    return (
+        type(module) is nn.Conv2d
+        and _suits(output_gradient)
+        and _is_plain_convolution(module, inputs)
+        and 0 < module.weight.numel() <= LARGEST_KERNEL
+        and 0 < output_gradient.shape[2:].numel() <= MOST_POSITIONS
+        and output_gradient.shape[1] == module.out_channels
+        and output_gradient.shape[2:] == calls.outputs_of(module, inputs)
+        and library() is not None
+    )
+
+
+def kernel_gradients(
+    module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, results: Tensor, squares: Tensor
+) -> None:
+    """Write the gradients of the kernel per example, and their squared norms, in an order of the code's own."""
+    calls.kernel_gradients(_trusted(), module, inputs, output_gradient, results, squares)
+
+
+def _is_plain_convolution(module: nn.Conv2d, inputs: Tensor) -> bool:
+    """Whether it is what its attributes say, of images it is made for."""
+    return (
+        _suits(inputs)
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and all(map(calls.is_pair, (module.kernel_size, module.stride, module.padding, module.dilation)))
+        and min(*module.kernel_size, *module.stride, *module.dilation) > 0
+        and all(
+            0 <= cast(calls.Pair, module.padding)[i] <= module.dilation[i] * (module.kernel_size[i] - 1)
+            for i in range(2)
+        )
+        and module.dilation[1] == 1
+        and _has_numbers(module.weight)
+        and module.weight.shape == (module.out_channels, module.in_channels, *module.kernel_size)
+        and (module.bias is None or _is_bias(module.bias, module.out_channels))
+        and inputs.shape[1] == module.in_channels
+    )
+
+
+def _is_bias(bias: Tensor, out: int) -> bool:
+    return _has_numbers(bias) and bias.shape == (out,) and bias.is_contiguous()
+
+
+# Max pooling -------------------------------------------------------------------------------------------------------
+
+
+def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the compiled code can do this pooling: of images that are laid out channels last."""
+    return (
+        type(module) is nn.MaxPool2d
+        and _suits(inputs)
+        and inputs.is_contiguous(memory_format=torch.channels_last)
+        and calls.pool_geometry(module, inputs) is not None
+        and library() is not None
+        and _only_run()
+    )
+
+
+def max_pool(module: nn.MaxPool2d, inputs: Tensor, *, rectify: bool = False) -> Tensor:
+    """Return what the module does, and a ReLU after it if `rectify`."""
+    pooled: Tensor = calls.MaxPool.apply(inputs, module, rectify, _trusted())  # type: ignore[no-untyped-call]
+    return pooled
+
+
+# Which tensors, and when -------------------------------------------------------------------------------------------
+
+
+def _trusted() -> ctypes.CDLL:
+    code = library()
+    assert code is not None
+    return code
+
+
+def _suits(images: Tensor) -> bool:
+    return images.dim() == 4 and images.numel() > 0 and _has_numbers(images)
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but float32 numbers in this process's memory."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.is_neg()
+    )
+
+
+def _only_run() -> bool:
+    """Whether PyTorch's operations are just run: nothing traces, transforms or intercepts them."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and (
+            torch._C._len_torch_function_stack() == 0
+            or all(isinstance(mode, DeviceContext) for mode in _function_modes())  # type: ignore[no-untyped-call]
+        )
+    )

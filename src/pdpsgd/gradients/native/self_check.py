@@ -1,0 +1,150 @@
+"""Compares the compiled code with PyTorch's operations before it is used; every way through the code is taken."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pdpsgd.gradients.native import calls
+
+# Channels, output channels, kernel, stride, padding, dilation; channels, pooling.
+_CONVOLUTIONS = (
+    (3, 5, (3, 3), (2, 2), (1, 1), 1),
+    (16, 17, (4, 4), (2, 2), (1, 1), 1),
+    (1, 16, (8, 8), (2, 2), (1, 1), 1),
+    (1, 19, (3, 3), (2, 2), (1, 1), 2),
+    (4, 32, (2, 3), (1, 2), (0, 2), 1),
+    (4, 70, (3, 2), (2, 1), (2, 1), 1),
+)
+_POOLINGS = (
+    (3, (3, 2, 1)),
+    (18, (3, 2, 1)),
+    (16, (2, 2, 0)),
+    (16, (2, 1, 0)),
+    (16, (3, 2, 0)),
+    (6, (2, 2, 0)),
+)
+
+
+def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
+    """Compare the compiled code with PyTorch's operations, on numbers of its own that disturb no seed."""
+    numbers = torch.Generator().manual_seed(0)
+    intercepted = torch._C._len_torch_dispatch_stack() > 0
+    with (
+        _disable_current_modes() if intercepted else nullcontext(),  # the former takes a second to get ready
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
+        return (
+            all(_same_sums(code, numbers, rows) for rows in (3, 200))
+            and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
+            and all(
+                _same_outputs(code, numbers, out, width)
+                for out in (16, 32, 48)
+                for width in range(1, calls.LANES // 2 + 1)
+            )
+            and all(
+                _same_pooling(code, numbers, channels, nn.MaxPool2d(*sizes), rectify)
+                for channels, sizes in _POOLINGS
+                for rectify in (False, True)
+            )
+        )
+
+
+def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int) -> bool:
+    values = _random(numbers, count, 5, 37)
+    rows, left = values.flatten(1), values[:, 0].contiguous()
+    left[1] *= 1e-30
+    left[2] = 0
+    wanted = rows.double().square().sum(1)
+    outer = left.double().square().sum(1).clamp(min=1e-20).mul_(wanted)
+    if not (
+        torch.allclose(calls.row_squares(code, rows, torch.float64), wanted, rtol=1e-12)
+        and torch.allclose(calls.row_squares(code, rows, torch.float32), wanted.float(), rtol=1e-6)
+        and torch.allclose(calls.outer_squares(code, left, rows, 1e-20), outer.float(), rtol=1e-6, atol=0)
+        and torch.allclose(calls.position_sums(code, values), values.sum(1), atol=1e-5)
+    ):
+        return False
+    left[0, -1], rows[1, 0] = float("nan"), float("inf")  # never a norm that seems to be one
+    outer = calls.outer_squares(code, left, rows, 1e-20)
+    return not bool(outer[:2].isfinite().any() or calls.row_squares(code, left, torch.float32)[0].isfinite())
+
+
+def _same_convolution(
+    code: ctypes.CDLL,
+    numbers: torch.Generator,
+    channels: int,
+    out: int,
+    kernel: calls.Pair,
+    stride: calls.Pair,
+    padding: calls.Pair,
+    dilation: int,
+) -> bool:
+    options: Any = {"stride": stride, "padding": padding, "dilation": (dilation, 1)}
+    module = _convolution(channels, out, kernel, **options)
+    examples = 2 * torch.get_num_threads() + 1  # so that a thread has several
+    weight = calls.channels_last(_random(numbers, out, channels, *kernel)).requires_grad_()
+    bias = _random(numbers, out) if channels > 1 else None
+    inputs = _random(numbers, examples, channels, 13, 11).requires_grad_()
+    outputs = F.conv2d(inputs, weight, bias, **options)
+    gradient = _random(numbers, *outputs.shape)
+    ours = calls.Convolution.apply(inputs, weight.detach(), bias, calls.describe(module, inputs), code)  # type: ignore[no-untyped-call]
+    (back,), (wanted,) = (
+        torch.autograd.grad(one, inputs, gradient, retain_graph=True) for one in (ours, outputs)
+    )
+    if not (_close(ours, outputs) and _close(back, wanted)):
+        return False
+    results, squares = calls.empty(examples, kernel[0], out * kernel[1] * channels), calls.empty(examples)
+    calls.kernel_gradients(code, module, inputs, gradient, results, squares)
+    found = calls.in_kernel_order(module, results.flatten(1))
+    for one in range(examples):
+        (wanted,) = torch.autograd.grad(outputs[one], weight, gradient[one], retain_graph=True)
+        if not (
+            _close(found[one], wanted) and torch.allclose(squares[one], wanted.square().sum(), rtol=1e-4)
+        ):
+            return False
+    return True
+
+
+def _same_outputs(code: ctypes.CDLL, numbers: torch.Generator, out: int, width: int) -> bool:
+    """So many positions side by side, and so many channels: each has code of its own."""
+    module = _convolution(2, out, 2)
+    inputs, weight = _random(numbers, 1, 2, 2, width + 1), calls.channels_last(_random(numbers, out, 2, 2, 2))
+    return _close(
+        calls.convolve(code, calls.describe(module, inputs), inputs, weight, None), F.conv2d(inputs, weight)
+    )
+
+
+def _convolution(channels: int, out: int, kernel: Any, **options: Any) -> nn.Conv2d:
+    with torch.random.fork_rng(devices=[]):
+        return nn.Conv2d(channels, out, kernel, **{**options, "dtype": torch.float32, "device": "cpu"})
+
+
+def _close(found: Tensor, wanted: Tensor) -> bool:
+    return torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def _same_pooling(
+    code: ctypes.CDLL, numbers: torch.Generator, channels: int, module: nn.MaxPool2d, rectify: bool
+) -> bool:
+    values = calls.channels_last(_random(numbers, 2, channels, 9, 8))
+    values[0, 0, 3, 3] = float("nan")
+    inputs = values.requires_grad_()
+    wanted = F.relu(module(inputs)) if rectify else module(inputs)
+    found = calls.MaxPool.apply(inputs, module, rectify, code)  # type: ignore[no-untyped-call]
+    gradient = _random(numbers, *wanted.shape)
+    (one,), (other,) = (torch.autograd.grad(outputs, inputs, gradient) for outputs in (wanted, found))
+    return torch.allclose(wanted, found, rtol=0, atol=0, equal_nan=True) and torch.allclose(
+        one, other, rtol=1e-5, atol=1e-5
+    )
+
+
+def _random(numbers: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=numbers, dtype=torch.float32, device="cpu")

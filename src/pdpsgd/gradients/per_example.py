@@ -1,0 +1,370 @@
+"""The forms an example's gradient comes in, and what each of them can do without being written out.
+
+Whatever the form: norms first, then one weighted sum over the examples. Both are computed in float32 or better, and
+a form whose sum is not made of the very numbers its norm was taken of gives a norm that is, if anything, too large.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdpsgd.gradients.native import dispatch as native
+
+# A parameter, and its gradient per example. (A module's weight is a Tensor to the type checker.)
+Gradient = Iterator[tuple[Tensor, "PerExample"]]
+
+# Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
+CACHE = 1 << 19
+# Numbers that are kept from the norms to the weighted sum; what does not fit is computed again.
+ROOM = 1 << 24
+# A factor counts as at least this large: times a weight, smaller numbers are not rounded well any more.
+SMALLEST_FACTOR = 1e-20
+
+
+class Workspace:
+    """Memory that is used again at every step: clearing fresh memory takes the system as long as using it takes us."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Any, Tensor] = {}
+        self._kept: list[int] = []
+
+    def take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return memory that is valid until the same key is asked for again."""
+        name, size = (key, like.dtype, like.device), math.prod(shape)
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < size:
+            memory = self._memory[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return memory[:size].view(shape)
+
+    def keep(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """Return memory that is valid until `release`, or None if there is no room."""
+        size = math.prod(shape)
+        if sum(self._kept) + size > ROOM:
+            return None
+        self._kept.append(size)
+        # Layers ask in the same order at every step, so each finds memory of its own size again.
+        return self.take(f"kept {len(self._kept)}", shape, like)
+
+    def release(self) -> None:
+        """Let what was kept be overwritten."""
+        self._kept.clear()
+
+
+class PerExample(ABC):
+    """The gradient of one parameter for each example of a batch."""
+
+    shape: torch.Size  # of the parameter
+    batch_size: int
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Return the squared Euclidean norm per example."""
+
+    @abstractmethod
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add the sum over the examples of weight times gradient to `total`, which has the parameter's shape."""
+
+    @abstractmethod
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Return the gradients of examples `first` to `last` as one tensor."""
+
+    @abstractmethod
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Return the same with the gradients of these examples (a boolean mask) zero."""
+
+    def within(self, shape: torch.Size, rows: slice) -> PerExample:
+        """Return the same as the gradient of a larger parameter, of which only `rows` were used."""
+        return self if rows == slice(None) else _Rows(self, shape, rows)
+
+    def in_chunks(self) -> Iterator[tuple[int, int]]:
+        """Return ranges of examples whose gradients may be written out together."""
+        step = max(1, CACHE // max(1, self.shape.numel()))
+        return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
+
+
+class WrittenOut(PerExample):
+    """Gradients that are there as numbers; `arrange` turns (examples, ...) into (examples, *shape)."""
+
+    def __init__(
+        self, values: Tensor, shape: torch.Size, arrange: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.values = accurate(values)
+        self.shape = shape
+        self.batch_size = values.shape[0]
+        self._arrange = arrange
+
+    def squared_norms(self) -> Tensor:
+        """Sum of squares."""
+        return row_squared_norms(self.values)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """One matrix-vector product."""
+        if self._arrange is None:
+            total.view(-1).addmv_(as_rows(self.values).t(), weights)
+        else:
+            summed = weights @ as_rows(self.values)
+            total += self._arrange(summed.view(1, *self.values.shape[1:]))[0]
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Take a slice."""
+        values = self.values[first:last]
+        return values.reshape(last - first, *self.shape) if self._arrange is None else self._arrange(values)
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite, in a copy."""
+        return WrittenOut(zero_rows(self.values, examples), self.shape, self._arrange)
+
+
+class OuterProducts(PerExample):
+    """Sums over positions of outer products left (x) right: (examples, positions, out), (examples, positions, in)."""
+
+    def __init__(
+        self,
+        left: Tensor,
+        right: Tensor,
+        shape: torch.Size | None = None,
+        workspace: Workspace | None = None,
+        arrange: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view."""
+        self.left = accurate(left)
+        self.right = accurate(right)
+        self.batch_size, self.positions, rows = left.shape
+        self.matrix = (rows, right.shape[2])
+        self.shape = shape or torch.Size(self.matrix)
+        self.workspace = workspace or Workspace()
+        self.arrange = arrange
+        self._by_gram = self.positions > 1 and gram_is_cheaper(self.positions, *self.matrix)
+        self._kept: Tensor | None = None  # all of them written out, if there is room
+
+    def squared_norms(self) -> Tensor:
+        """Take them without writing the products out, where that is cheaper."""
+        if self.positions == 1:
+            return _outer_squared_norms(self.left[:, 0], self.right[:, 0])
+        if self._by_gram:
+            return self._squared_norms_by_gram()
+        self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left)
+        return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """One matrix product over all examples and positions, or the numbers the norms were taken of."""
+        if self.positions == 1 or self._by_gram:
+            left, right = (self.left * weights[:, None, None]).flatten(0, 1), self.right.flatten(0, 1)
+            if self.arrange is None:
+                total.view(self.matrix).addmm_(left.t(), right)
+            else:
+                total += self.arrange((left.t() @ right)[None])[0]
+        else:
+            whole = [] if self._kept is None else [(0, self.batch_size, self._kept)]
+            for first, last, values in whole or self._chunks():
+                summed = weights[first:last] @ values.flatten(1)
+                total += self._in_shape(summed.view(1, *self.matrix))[0]
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """One small matrix product per example."""
+        return self._in_shape(torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last]))
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite both factors, in copies."""
+        left, right = zero_rows(self.left, examples), zero_rows(self.right, examples)
+        return OuterProducts(left, right, self.shape, self.workspace, self.arrange)
+
+    def _in_shape(self, values: Tensor) -> Tensor:
+        return values.view(-1, *self.shape) if self.arrange is None else self.arrange(values)
+
+    def _chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        for first, last in self.in_chunks():
+            if self._kept is None:
+                values = self.workspace.take("products", (last - first, *self.matrix), self.left)
+            else:
+                values = self._kept[first:last]
+            yield (
+                first,
+                last,
+                torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last], out=values),
+            )
+
+    def _squared_norms_by_gram(self) -> Tensor:
+        """Sum of (left left')(right right') over pairs of positions, plus a bound on what rounding took away.
+
+        Positions may cancel: then the Gram form, and the weighted sum, are off by rounding errors of the terms
+        that cancelled, not of the small result. The bound is on the size of these terms, so that the norm is never
+        too small.
+        """
+        # The size of a position's left factor goes to the right: squares of a tiny factor, or its product with a
+        # weight, must not vanish while the other factor is huge.
+        size = self.left.abs().amax(2, keepdim=True).clamp(min=torch.finfo(self.left.dtype).tiny)
+        self.left, self.right = self.left / size, self.right * size
+        left = torch.bmm(self.left, self.left.transpose(1, 2))
+        right = torch.bmm(self.right, self.right.transpose(1, 2))
+        gram: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
+        terms = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
+        rounding = 2 * math.sqrt(max(self.matrix) + self.positions) * torch.finfo(left.dtype).eps
+        return gram.clamp(min=0) + rounding * terms.square()
+
+
+class Lookups(PerExample):
+    """Gradients of a table of which each example used some rows, several of them perhaps more than once."""
+
+    def __init__(self, rows: Tensor, gradients: Tensor, shape: torch.Size, unused: int | None) -> None:
+        """`rows` (examples, lookups), `gradients` (examples, lookups, width); row `unused` has no gradient."""
+        self.shape = shape
+        self.batch_size = rows.shape[0]
+        owner = torch.arange(self.batch_size, device=rows.device)[:, None].expand_as(rows)
+        keys, positions_of = torch.unique((owner * shape[0] + rows).flatten(), return_inverse=True)
+        self._owner, self._row = keys // shape[0], keys % shape[0]
+        flat = accurate(gradients).flatten(0, 1)
+        self._values = flat.new_zeros(len(keys), flat.shape[1]).index_add_(0, positions_of, flat)
+        if unused is not None:
+            self._values[self._row == unused] = 0
+
+    def squared_norms(self) -> Tensor:
+        """Of the rows used, each counted once."""
+        squares = row_squared_norms(self._values)
+        return squares.new_zeros(self.batch_size).index_add_(0, self._owner, squares)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add to the rows used."""
+        total.index_add_(0, self._row, self._values * weights[self._owner, None])
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Fill a table per example."""
+        chosen = (self._owner >= first) & (self._owner < last)
+        tables = self._values.new_zeros(last - first, *self.shape)
+        tables[self._owner[chosen] - first, self._row[chosen]] = self._values[chosen]
+        return tables
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite, in place: these numbers are our own."""
+        self._values[examples[self._owner]] = 0
+        return self
+
+
+class Sum(PerExample):
+    """Gradients of a parameter that was used several times: they add up before any norm is taken."""
+
+    def __init__(self, parts: list[PerExample]) -> None:
+        self.parts = parts
+        self.shape, self.batch_size = parts[0].shape, parts[0].batch_size
+
+    def squared_norms(self) -> Tensor:
+        """Write the sum out, a chunk of examples at a time."""
+        return torch.cat([row_squared_norms(self.written_out(*chunk)) for chunk in self.in_chunks()])
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add the same numbers, in the same chunks, that the norms were taken of."""
+        for first, last in self.in_chunks():
+            values = self.written_out(first, last)
+            total += (weights[first:last] @ as_rows(values)).view(self.shape)
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Add up the parts."""
+        total = self.parts[0].written_out(first, last)
+        for part in self.parts[1:]:
+            total = total + part.written_out(first, last)
+        return total
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """In every part."""
+        return Sum([part.zeroed(examples) for part in self.parts])
+
+
+class _Rows(PerExample):
+    """The gradient of a parameter of which only some rows were used."""
+
+    def __init__(self, part: PerExample, shape: torch.Size, rows: slice) -> None:
+        self.part, self.shape, self.rows, self.batch_size = part, shape, rows, part.batch_size
+
+    def squared_norms(self) -> Tensor:
+        return self.part.squared_norms()
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        self.part.add_weighted_sum(weights, total[self.rows])
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        part = self.part.written_out(first, last)
+        whole = part.new_zeros(last - first, *self.shape)
+        whole[:, self.rows] = part
+        return whole
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        return _Rows(self.part.zeroed(examples), self.shape, self.rows)
+
+
+def gram_is_cheaper(positions: int, rows: int, columns: int) -> bool:
+    """Whether norms by inner products of positions cost less than writing (rows, columns) out for each example."""
+    # Writing, reading and summing a number is worth some operations.
+    return positions**2 * (rows + columns) <= 16 * rows * columns
+
+
+def summed(parts: list[PerExample]) -> PerExample:
+    """Return the sum of the uses of one parameter, joined where their forms allow it."""
+    if len(parts) == 1:
+        return parts[0]
+    products = [part for part in parts if isinstance(part, OuterProducts)]
+    if len(products) == len(parts):
+        return OuterProducts(
+            torch.cat([part.left for part in products], 1),
+            torch.cat([part.right for part in products], 1),
+            products[0].shape,
+            products[0].workspace,
+            products[0].arrange,
+        )
+    return Sum(parts)
+
+
+def accurate(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 or better."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def detached(parameter: Any) -> Any:
+    """Return the parameter's value, out of autograd's sight; None stays None."""
+    return None if parameter is None else parameter.detach()
+
+
+def positions(tensor: Tensor) -> Tensor:
+    """Return (examples, ..., features) as (examples, positions, features)."""
+    return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
+
+
+def shift_gradient(output_gradient: Tensor) -> WrittenOut:
+    """Return the gradient of something that was added to the last dimension."""
+    gradient = accurate(output_gradient)
+    return WrittenOut(
+        gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1), gradient.shape[-1:]
+    )
+
+
+def row_squared_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the sum of squares of each row (all but the first dimension)."""
+    rows = as_rows(rows)
+    if native.has_sums(rows):
+        return native.row_squares(rows, dtype or rows.dtype)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+    return norms.square()
+
+
+def _outer_squared_norms(left: Tensor, right: Tensor) -> Tensor:
+    """Return the squared norm of each row's outer product."""
+    # In float64: a tiny factor must not vanish while the other one is huge.
+    if native.has_sums(left) and native.has_sums(right):
+        return native.outer_squares(left, right, SMALLEST_FACTOR**2)
+    squares = row_squared_norms(left, torch.float64).clamp_(min=SMALLEST_FACTOR**2)
+    return squares.mul_(row_squared_norms(right, torch.float64)).to(left.dtype)
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """Return (examples, ...) as a matrix with a row per example."""
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return the tensor with these rows zero, whatever was in them."""
+    return tensor.masked_fill(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)

@@ -1,0 +1,137 @@
+"""What a backward pass leaves behind: for each call of a layer, the gradient of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.gradients.per_example import PerExample, Workspace
+
+# From the gradient of a layer's output to each parameter's gradient per example.
+Gradients = Callable[[Tensor], Iterable[tuple[Tensor, PerExample]]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one layer, once its output's gradient is known."""
+
+    site: Site
+    inputs: Tensor
+    version: int
+    gradients: Gradients
+    output_gradient: Tensor
+
+    def check_inputs_unchanged(self) -> None:
+        """Refuse activations that were overwritten after the layer used them."""
+        if _version(self.inputs) != self.version:
+            fail(
+                f"The input of {self.site.name} was changed in place after the layer used it, so its gradients "
+                "cannot be computed. Use an operation that is not in place, or change it after optimizer.step()."
+            )
+
+
+class Recorder:
+    """Collects the calls of one backward pass; knows when a forward pass is to be recorded at all."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.calls: list[Call] = []
+        self.inside = False  # a forward pass of the whole model
+        self.batch_size: int | None = None  # of the last such pass, until its gradients are collected
+        self.channels_last = False
+        self.workspace = Workspace()
+        self.paused = False
+        self.forced = False
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._backward = -1
+
+    def active(self) -> bool:
+        """Only training passes are recorded."""
+        return torch.is_grad_enabled() and not self.paused and (self.module.training or self.forced)
+
+    def receive(self, call: Call) -> None:
+        """Keep a call whose output gradient has arrived."""
+        backward = torch._C._current_graph_task_id()
+        if self.calls and backward != self._backward:
+            raise PdpsgdError(
+                "Two backward passes without optimizer.step() in between. Call backward() once per batch, "
+                "optimizer.zero_grad() to give a batch up, and use max_physical_batch_size to accumulate; "
+                "activation checkpointing needs use_reentrant=False."
+            )
+        self._backward = backward
+        self.calls.append(call)
+
+    def forget(self) -> None:
+        """Drop what was recorded."""
+        self.calls.clear()
+        self.workspace.release()
+        if not self.inside:
+            self.batch_size, self.channels_last = None, False
+        self._backward = -1
+
+
+class Site:
+    """One instrumented module: the place where its calls are recorded."""
+
+    __slots__ = ("name", "recorder")
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.recorder = recorder
+        self.name = name
+
+    def batched(self, inputs: Tensor) -> Tensor:
+        """Give an input that is shared by all examples (first dimension 1) one row per example."""
+        size = self.recorder.batch_size
+        if size is None or inputs.dim() < 2 or inputs.shape[0] != 1 or size == 1:
+            return inputs
+        return inputs.expand(size, *inputs.shape[1:])
+
+    def require_dimensions(self, inputs: Tensor, dimensions: int) -> None:
+        """Refuse an input without its batch dimension."""
+        if inputs.dim() != dimensions:
+            fail(
+                f"{self.name} needs inputs of {dimensions} dimensions, the first of them the batch. "
+                f"Got shape {tuple(inputs.shape)}."
+            )
+
+    def watch(self, outputs: Tensor, inputs: Tensor, gradients: Gradients) -> Tensor:
+        """Return `outputs`; when their gradient arrives it is recorded, with the inputs it belongs to.
+
+        `outputs` must come from `inputs` and detached parameters, so that autograd itself computes the gradient of
+        the inputs and nothing else.
+        """
+        version = _version(inputs)
+
+        def receive(gradient: Tensor) -> None:
+            self.recorder.receive(Call(self, inputs, version, gradients, gradient))
+
+        if outputs.requires_grad:
+            outputs.register_hook(receive)  # type: ignore[no-untyped-call]
+            return outputs
+        # The first layer: nothing before it needs a gradient, so autograd has to be told that this does.
+        first: Tensor = _FirstLayer.apply(self.recorder.anchor, receive, [outputs])  # type: ignore[no-untyped-call]
+        return first
+
+
+class _FirstLayer(torch.autograd.Function):
+    """Makes a tensor that nothing differentiable led to part of the graph, and tells its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, receive: Callable[[Tensor], None], outputs: list[Tensor]) -> Tensor:
+        ctx.receive = receive
+        # In a list, so that autograd takes it for a new tensor (a later in-place ReLU is then allowed).
+        return outputs.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.receive(gradients[0])
+        return None, None, None
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,322 @@
+"""Convolutions: unfolded along the width only, one small matrix product per example and kernel row."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pdpsgd.errors import fail
+from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.per_example import (
+    CACHE,
+    Gradient,
+    OuterProducts,
+    PerExample,
+    Workspace,
+    WrittenOut,
+    accurate,
+    detached,
+    gram_is_cheaper,
+    row_squared_norms,
+    zero_rows,
+)
+from pdpsgd.gradients.native.calls import in_kernel_order
+from pdpsgd.gradients.recorder import Site
+from pdpsgd.gradients.rules.registry import rule_for
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+STRETCH = 1024  # positions that are added up at once
+
+
+@rule_for(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
+    """Rule of nn.Conv1d, 2d and 3d, with whatever stride, padding, dilation and groups."""
+    inputs = site.batched(input)
+    site.require_dimensions(inputs, module.weight.dim())
+    weight, bias = detached(module.weight), detached(module.bias)
+    if site.recorder.channels_last and inputs.dim() == 4:
+        inputs, weight = channels_last(inputs), channels_last(weight)
+    if site.recorder.channels_last and native.has_convolution(module, inputs):
+        outputs = native.convolve(cast(nn.Conv2d, module), inputs, weight, bias)
+    else:
+        outputs = module._conv_forward(inputs, weight, bias)
+    geometry = _geometry(module)
+
+    def gradients(output_gradient: Tensor) -> Gradient:
+        if _geometry(module) != geometry:
+            fail(
+                f"The stride, padding, dilation or groups of {site.name} were changed between its use and "
+                f"optimizer.step(): from {geometry} to {_geometry(module)}. Change them after the step."
+            )
+        if module.weight.requires_grad:
+            yield (
+                module.weight,
+                kernel_gradient(module, accurate(inputs), accurate(output_gradient), site.recorder.workspace),
+            )
+        if module.bias is not None and module.bias.requires_grad:
+            yield module.bias, WrittenOut(position_sums(accurate(output_gradient)), module.bias.shape)
+
+    return site.watch(outputs, inputs, gradients)
+
+
+def _geometry(module: Convolution) -> tuple[object, ...]:
+    return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Return (examples, channels, height, width) with the channels side by side in memory."""
+    images = images.contiguous(memory_format=torch.channels_last)
+    _, channels, height, width = images.shape
+    if channels == 1:  # both layouts are the same in memory; say which one is meant
+        return images.as_strided(images.shape, (height * width, 1, width, 1))
+    return images
+
+
+def position_sums(images: Tensor) -> Tensor:
+    """Return (examples, channels, ...) summed over all positions."""
+    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
+        by_position = images.movedim(1, -1).flatten(1, -2)
+        if by_position.shape[1] <= native.MOST_POSITIONS and native.has_sums(by_position):
+            return native.position_sums(by_position)
+    return images.sum(tuple(range(2, images.dim())))
+
+
+def kernel_gradient(
+    module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+) -> PerExample:
+    """Return the kernel's gradient per example, in the form that is cheaper for its size."""
+    weight = module.weight
+    positions, columns = math.prod(output_gradient.shape[2:]), math.prod(weight.shape[1:])
+    if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], columns):
+        patches = _patches(module, _padded(module, inputs), output_gradient.shape[2:])
+        channels = weight.shape[1]
+
+        def arrange(values: Tensor) -> Tensor:
+            by_place = values.view(*values.shape[:2], -1, channels)
+            return by_place.transpose(2, 3).reshape(-1, *weight.shape)
+
+        left = output_gradient.flatten(2).transpose(1, 2)
+        return OuterProducts(left, patches, weight.shape, workspace, arrange)
+    if native.has_kernel_gradients(module, inputs, output_gradient):
+        return CompiledKernels(cast(nn.Conv2d, module), inputs, output_gradient, workspace)
+    return Kernels(module, inputs, output_gradient, workspace)
+
+
+class CompiledKernels(PerExample):
+    """Gradients of a kernel, written out by compiled code: (examples, kernel rows, out and columns)."""
+
+    def __init__(
+        self, module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+    ) -> None:
+        self.shape, self.batch_size = module.weight.shape, inputs.shape[0]
+        self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
+        self._workspace = workspace
+        self._kept: Tensor | None = None
+
+    def squared_norms(self) -> Tensor:
+        """Of the gradients, which are kept if there is room."""
+        self._kept = self._workspace.keep((self.batch_size, self.shape.numel()), self._inputs)
+        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        return torch.cat([self._compute(*chunk)[1] for chunk in chunks])
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Sum the same numbers."""
+        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        for first, last in chunks:
+            values = self._compute(first, last)[0] if self._kept is None else self._kept
+            total += in_kernel_order(self._module, (weights[first:last] @ values)[None])[0]
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Bring them into the parameter's order."""
+        # A copy: the memory is used again.
+        return in_kernel_order(self._module, self._compute(first, last)[0].clone())
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite inputs and gradients, in copies."""
+        inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
+        return CompiledKernels(self._module, inputs, gradient, self._workspace)
+
+    def _compute(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients of some examples, and their squared norms."""
+        size = (last - first, self.shape.numel())
+        values = (
+            self._workspace.take("rows", size, self._inputs) if self._kept is None else self._kept[first:last]
+        )
+        squares = self._inputs.new_empty(last - first)
+        native.kernel_gradients(
+            self._module,
+            self._inputs[first:last],
+            self._output_gradient[first:last],
+            values.view(last - first, self.shape[2], -1),
+            squares,
+        )
+        return values, squares
+
+
+class Kernels(PerExample):
+    """Gradients of a kernel, written out row by row: (rows, examples, groups, out, columns).
+
+    A column is a place in the kernel's row and a channel. Where the stride divides the kernel's height, the rows that
+    one stride skips count as one, so that there are fewer and larger matrix products.
+    """
+
+    def __init__(
+        self, module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+    ) -> None:
+        self.shape, self.batch_size = module.weight.shape, inputs.shape[0]
+        self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
+        self._workspace = workspace
+        self._kept: Tensor | None = None
+        # A line is an image of height one.
+        out = output_gradient.shape[2:] if output_gradient.dim() > 3 else (1, output_gradient.shape[2])
+        self._out = tuple(out)
+        self._kernel, self._stride, self._dilation = (
+            (1,) * (len(out) - len(size)) + tuple(size)
+            for size in (module.kernel_size, module.stride, module.dilation)
+        )
+        height, stride = self._kernel[0], self._stride[0]
+        joined = len(out) == 2 and module.groups == 1 and self._dilation[0] == 1 and height % stride == 0
+        self._together = stride if joined else 1
+        if joined:
+            self._kernel, self._stride = (height // stride, self._kernel[1]), (1, self._stride[1])
+        out_channels, in_channels = self.shape[0] // module.groups, self.shape[1]
+        columns = self._together * self._kernel[-1] * in_channels
+        self._layout = (math.prod(self._kernel[:-1]), module.groups, out_channels, columns)
+
+    def squared_norms(self) -> Tensor:
+        """Of the gradients, which are kept if there is room."""
+        rows, groups, out, columns = self._layout
+        self._kept = self._workspace.keep((rows, self.batch_size, groups * out, columns), self._inputs)
+        if self._kept is None:
+            return torch.cat([_squared_norms(self._rows(*chunk)) for chunk in self.in_chunks()])
+        for chunk in self.in_chunks():
+            self._rows(*chunk)
+        return _squared_norms(self._kept)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Sum the same numbers."""
+        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        for first, last in chunks:
+            values = self._rows(first, last) if self._kept is None else self._kept
+            summed = self._arranged((weights[first:last] @ values.flatten(2))[:, None])[0]
+            total.view(summed.shape).add_(summed)
+
+    def written_out(self, first: int, last: int) -> Tensor:
+        """Bring them into the parameter's order."""
+        # A copy: the memory is used again.
+        return self._arranged(self._rows(first, last).clone()).reshape(-1, *self.shape)
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite inputs and gradients, in copies."""
+        inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
+        return Kernels(self._module, inputs, gradient, self._workspace)
+
+    def in_chunks(self) -> Iterator[tuple[int, int]]:
+        """Return ranges of examples whose unfolded inputs fit into the cache."""
+        unfolded = math.prod(self._inputs.shape[1:-1]) * self._out[-1] * self._kernel[-1]
+        most = max(1, CACHE // max(1, unfolded, 0 if self._kept is not None else self.shape.numel()))
+        step = -(-self.batch_size // -(-self.batch_size // most))  # pieces of about the same size
+        return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        """Return a view in the parameter's order: (examples, groups, out, in, rows, rows a stride, width)."""
+        rows, groups, out, columns = self._layout
+        split = (self._together, self._kernel[-1], columns // (self._together * self._kernel[-1]))
+        return values.reshape(rows, -1, groups, out, *split).permute(1, 2, 3, 6, 0, 4, 5)
+
+    def _rows(self, first: int, last: int) -> Tensor:
+        """Return d^T x, for each kernel row: d the output gradient, x the inputs that row has met."""
+        images = _padded(self._module, self._inputs[first:last]).movedim(1, -1)
+        gradient = self._output_gradient[first:last].movedim(1, -1)
+        unfolded = self._unfolded(images if images.dim() > 3 else images[:, None])
+        examples, (rows, groups, out, columns) = last - first, self._layout
+        if self._kept is None:
+            values = self._workspace.take("rows", (rows, examples, groups * out, columns), gradient)
+        else:
+            values = self._kept[:, first:last]
+        if groups > 1:
+            left = gradient.reshape(examples, -1, groups, out).permute(0, 2, 3, 1)
+            for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
+                right = met.reshape(examples, -1, self._kernel[-1], groups, self.shape[1])
+                _multiply(
+                    left, right.permute(0, 3, 1, 2, 4).flatten(3), out=result.view(examples, groups, out, -1)
+                )
+        else:
+            left = gradient.reshape(examples, -1, out).transpose(1, 2)
+            for met, result in zip(self._met(unfolded), values.unbind(), strict=True):
+                _multiply(left, met, out=result)
+        return values
+
+    def _met(self, unfolded: Tensor) -> Iterator[Tensor]:
+        """Yield, for each row of the kernel, the unfolded inputs (examples, positions, columns) it has met."""
+        *lead, width = self._out
+        columns = math.prod(unfolded.shape[len(self._out) + 1 :])
+        if len(lead) == 1 and self._stride[0] == 1:  # rows that follow one another
+            flat = unfolded.view(unfolded.shape[0], -1, columns)
+            for row in range(self._kernel[0]):
+                yield flat.narrow(1, row * self._dilation[0] * width, lead[0] * width)
+            return
+        for offsets in itertools.product(*(range(size) for size in self._kernel[:-1])):
+            met = unfolded
+            for dim, offset in enumerate(offsets):
+                start, stride = offset * self._dilation[dim], self._stride[dim]
+                end = start + stride * (lead[dim] - 1) + 1
+                met = met[(slice(None),) * (dim + 1) + (slice(start, end, stride),)]
+            yield met.reshape(met.shape[0], -1, columns)
+
+    def _unfolded(self, images: Tensor) -> Tensor:
+        """Copy (examples, ..., width, channels) to (examples, ..., width out, columns)."""
+        kernel, stride, dilation = self._kernel[-1], self._stride[-1], self._dilation[-1]
+        view = images.unfold(-2, (kernel - 1) * dilation + 1, stride)[..., ::dilation].transpose(-1, -2)
+        if self._together == 1:
+            return self._workspace.take("unfolded", tuple(view.shape), images).copy_(view)
+        height = images.shape[1] // self._together
+        shape = (images.shape[0], height, self._out[-1], self._together, *view.shape[3:])
+        unfolded = self._workspace.take("unfolded", shape, images)
+        for row in range(self._together):  # one by one: short innermost dimensions make a copy slow
+            unfolded[:, :, :, row] = view[:, row :: self._together][:, :height]
+        return unfolded
+
+
+def _multiply(left: Tensor, right: Tensor, *, out: Tensor) -> None:
+    """Matrix products, with sums over many positions in stretches: some processors' libraries add up one by one."""
+    positions = left.shape[-1]
+    torch.matmul(left[..., :STRETCH], right[..., :STRETCH, :], out=out)
+    for first in range(STRETCH, positions, STRETCH):
+        last = min(first + STRETCH, positions)
+        out.add_(left[..., first:last] @ right[..., first:last, :])
+
+
+def _squared_norms(values: Tensor) -> Tensor:
+    # Row by row: a reduction over two separate dimensions is several times slower.
+    return row_squared_norms(values.flatten(0, 1)).view(values.shape[:2]).sum(0)
+
+
+def _padded(module: Convolution, inputs: Tensor) -> Tensor:
+    amounts = module._reversed_padding_repeated_twice
+    if not any(amounts):
+        return inputs
+    return F.pad(inputs, amounts, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+
+
+def _patches(module: Convolution, padded: Tensor, out: torch.Size) -> Tensor:
+    """Return (examples, positions, kernel * channels)."""
+    examples, channels, *_ = padded.shape
+    batch_stride, channel_stride, *spatial = padded.stride()
+    view = padded.as_strided(
+        (examples, *out, *module.kernel_size, channels),
+        (
+            batch_stride,
+            *(step * size for step, size in zip(module.stride, spatial, strict=True)),
+            *(step * size for step, size in zip(module.dilation, spatial, strict=True)),
+            channel_stride,
+        ),
+        padded.storage_offset(),
+    )
+    return view.reshape(examples, out.numel(), -1)

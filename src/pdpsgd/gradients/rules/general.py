@@ -1,0 +1,135 @@
+"""The general rule: any module whose examples are independent, with a copy of its parameters for each example."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.gradients.per_example import Gradient, WrittenOut, detached
+from pdpsgd.gradients.recorder import Site
+
+
+def any_module(site: Site, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run the module's `forward` on each example with that example's own (virtual) copy of the parameters.
+
+    The gradients of the copies are the gradients per example, whatever the module does inside, and whatever the
+    module's examples would have shared. Vectorised by torch.func.vmap where the module allows it, else a loop.
+    """
+    if any(_is_packed(leaf) for leaf in pytree.tree_leaves((args, kwargs), is_leaf=_is_packed)):
+        fail(
+            f"{site.name} ({type(module).__name__}) is given a PackedSequence, in which the examples of a batch are "
+            "interleaved. Give it padded sequences, and take each one's output at its own last step (with gather)."
+        )
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    batch = site.recorder.batch_size
+    if batch is None:
+        batch = next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+    if batch is None:
+        fail(f"{site.name} ({type(module).__name__}) is called without a tensor that has a batch dimension.")
+    # Recurrent modules keep the batch of their states second, whatever batch_first says.
+    state_dim = 1 if isinstance(module, nn.RNNBase) else 0
+
+    def batch_dim(index: int, leaf: Any) -> int | None:
+        dim = state_dim if index > 0 else 0
+        has_batch = isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == batch
+        return dim if has_batch else None
+
+    dims = [batch_dim(index, leaf) for index, leaf in enumerate(leaves)]
+    shell = _Shell(forward, module)
+    copies = {
+        f"module.{name}": _copies(site, parameter, batch)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+    def one_example(parameters: dict[str, Tensor], *inputs: Any) -> Any:
+        alone = [leaf if dim is None else leaf.unsqueeze(dim) for leaf, dim in zip(inputs, dims, strict=True)]
+        inner_args, inner_kwargs = pytree.tree_unflatten(alone, structure)
+        return functional_call(shell, parameters, inner_args, inner_kwargs)
+
+    recorder = site.recorder
+    recorder.paused = True
+    try:
+        if isinstance(module, nn.RNNBase) or batch == 0:
+            return _in_a_loop(one_example, copies, leaves, dims, batch, state_dim, site)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                outputs = vmap(one_example, in_dims=(0, *dims), randomness="different")(copies, *leaves)
+        except PdpsgdError:
+            raise
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # something vmap has no rule for, such as data-dependent control flow
+            return _in_a_loop(one_example, copies, leaves, dims, batch, state_dim, site)
+        return pytree.tree_map_only(Tensor, lambda output: _without_single(site, output), outputs)
+    finally:
+        recorder.paused = False
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
+
+
+class _Shell(nn.Module):
+    """Lets functional_call reach a module's forward without running its hooks a second time."""
+
+    def __init__(self, forward: Callable[..., Any], module: nn.Module) -> None:
+        super().__init__()
+        self._forward = forward
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+def _copies(site: Site, parameter: nn.Parameter, batch: int) -> Tensor:
+    def gradients(output_gradient: Tensor) -> Gradient:
+        yield parameter, WrittenOut(output_gradient, parameter.shape)
+
+    value = detached(parameter).expand(batch, *parameter.shape)
+    return site.watch(value, value, gradients)
+
+
+def _without_single(site: Site, output: Tensor) -> Tensor:
+    if output.dim() < 2 or output.shape[1] != 1:
+        fail(
+            f"{site.name} gives an output whose first dimension is not the batch: for one example alone its shape "
+            f"is {tuple(output.shape[1:])}, where (1, ...) is expected."
+        )
+    return output.squeeze(1)
+
+
+def _in_a_loop(
+    one_example: Callable[..., Any],
+    copies: dict[str, Tensor],
+    leaves: list[Any],
+    dims: list[int | None],
+    batch: int,
+    state_dim: int,
+    site: Site,
+) -> Any:
+    if batch == 0:
+        fail(f"{site.name} cannot be run on an empty batch.")
+    results = []
+    for example in range(batch):
+        parameters = {name: copy[example] for name, copy in copies.items()}
+        inputs = [
+            leaf if dim is None else leaf.select(dim, example) for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        results.append(one_example(parameters, *inputs))
+    flat = [pytree.tree_flatten(result) for result in results]
+    joined = [
+        torch.cat(parts, state_dim if index > 0 else 0) if isinstance(parts[0], Tensor) else parts[0]
+        for index, parts in enumerate(zip(*(leaves for leaves, _ in flat), strict=True))
+    ]
+    return pytree.tree_unflatten(joined, flat[0][1])

@@ -1,0 +1,35 @@
+"""Linear layers: an example's gradient is a sum of outer products, one per position."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pdpsgd.gradients.per_example import Gradient, OuterProducts, PerExample, detached, positions, shift_gradient
+from pdpsgd.gradients.recorder import Site
+from pdpsgd.gradients.rules.registry import rule_for
+
+
+@rule_for(nn.Linear)
+def linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
+    """Rule of nn.Linear, with any dimensions between the first and the last."""
+    return project(site, site.batched(input), module.weight, module.bias)
+
+
+def project(
+    site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: slice = slice(None)
+) -> Tensor:
+    """Apply `rows` of a weight and a bias as a linear layer."""
+    fixed_bias = detached(bias)
+    outputs = F.linear(inputs, detached(weight)[rows], None if fixed_bias is None else fixed_bias[rows])
+
+    def gradients(output_gradient: Tensor) -> Gradient:
+        if weight.requires_grad:
+            products: PerExample = OuterProducts(
+                positions(output_gradient), positions(inputs), workspace=site.recorder.workspace
+            )
+            yield weight, products.within(weight.shape, rows)
+        if bias is not None and bias.requires_grad:
+            yield bias, shift_gradient(output_gradient).within(bias.shape, rows)
+
+    return site.watch(outputs, inputs, gradients)

@@ -1,0 +1,190 @@
+"""Any LightningModule, trained by a plan: one call before `trainer.fit`.
+
+    module = pdpsgd.integrations.lightning.make_private(module, data_loader=loader, plan=plan, budgets=budgets)
+    lightning.Trainer(max_epochs=1).fit(module)
+
+The module keeps its own `training_step` and `configure_optimizers`; what changes is where batches come from
+and what the optimizer does with gradients. A training loss that `training_step` logs is computed from the
+private data: do not publish it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pdpsgd.engine.privacy_engine import PrivacyEngine
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.engine.checks.probe import check_examples_do_not_mix
+
+try:
+    import lightning
+except ImportError as error:  # pragma: no cover
+    raise PdpsgdError(
+        "Expected the package lightning. Install it: pip install 'pdpsgd[lightning]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.planning.plans import Plan
+
+__all__ = ["PrivateTraining", "make_private"]
+
+
+def make_private(
+    module: lightning.LightningModule,
+    *,
+    data_loader: Any,
+    plan: Plan,
+    budgets: Budgets | None = None,
+    **options: Any,
+) -> lightning.LightningModule:
+    """The same module, made to train by a plan; `options` are those of `PrivacyEngine.make_private`.
+
+    One pass over the loader takes all of the plan's steps: use `Trainer(max_epochs=1)`, or give
+    `steps_per_epoch` and let the epochs add up to the plan's steps.
+
+    Guarantee: that of `PrivacyEngine`, for the parameters at any step. Metrics that `training_step` logs are
+    not covered.
+    """
+    if not isinstance(module, lightning.LightningModule):
+        fail(f"Expected a LightningModule. Got {type(module).__name__}.")
+    if isinstance(module, PrivateTraining):
+        fail("Expected a module that is not private yet. Got one that make_private gave back.")
+    if not module.automatic_optimization:
+        fail(
+            "Expected automatic optimization. Got automatic_optimization=False: a loop of its own uses "
+            "pdpsgd.PrivacyEngine directly."
+        )
+    if options.get("max_physical_batch_size") is not None:
+        fail(
+            "Expected no max_physical_batch_size: Lightning asks beforehand how many batches there will "
+            "be, and that "
+            "number is secret. Use pdpsgd.fit or PrivacyEngine to limit memory."
+        )
+    kind = type(module)
+    module.__class__ = type(f"Private{kind.__name__}", (PrivateTraining, kind), {})
+    private: Any = module
+    private.private_options = {"data_loader": data_loader, "plan": plan, "budgets": budgets, **options}
+    return module
+
+
+class PrivateTraining:
+    """Comes before a LightningModule's own class: batches from the plan, a private optimizer, and
+    refusals."""
+
+    private_options: dict[str, Any]
+    engine: PrivacyEngine
+    _examples_do_not_mix = False
+
+    def configure_optimizers(self) -> Any:
+        """The module's own optimizer, made private; a scheduler, if there is one, stays as it is."""
+        _check_trainer(self.trainer)  # type: ignore[attr-defined]
+        configured = super().configure_optimizers()  # type: ignore[misc]
+        optimizer, scheduler = _one_optimizer(configured)
+        self.engine = PrivacyEngine()
+        _, private, self._private_loader = self.engine.make_private(
+            module=self,  # type: ignore[arg-type]
+            optimizer=optimizer,
+            **self.private_options,
+        )
+        self._private_loader.inspect = self._check_that_examples_do_not_mix
+        if scheduler is None:
+            return private
+        _attach(scheduler, private)
+        return {"optimizer": private, "lr_scheduler": scheduler}
+
+    def train_dataloader(self) -> Any:
+        """The plan's steps."""
+        return self._private_loader
+
+    def on_fit_end(self) -> None:
+        """Forget the key once the plan is carried out."""
+        super().on_fit_end()  # type: ignore[misc]
+        if self.engine.steps_left == 0:
+            self.engine.close()
+
+    def _check_that_examples_do_not_mix(self, batch: Any) -> None:
+        """Try `training_step` as a whole on the first batch that is large enough to tell."""
+        if not self._examples_do_not_mix:
+            with _as_forward(self):
+                self._examples_do_not_mix = check_examples_do_not_mix(
+                    self,  # type: ignore[arg-type]
+                    _loss_of,
+                    (batch,),
+                    loss_reduction=self.private_options.get("loss_reduction", "mean"),
+                )
+
+
+@contextmanager
+def _as_forward(module: Any) -> Iterator[None]:
+    """For a while, calling the module is its training step, without logging."""
+
+    def training_step(batch: Any) -> Any:
+        # The step may call the module itself, and then means its own forward.
+        stand_in = module.__dict__.pop("forward")
+        module.__dict__.update({name: own for name, own in before.items() if name == "forward"})
+        try:
+            takes_index = len(inspect.signature(module.training_step).parameters) > 1  # as Lightning allows
+            return module.training_step(batch, 0) if takes_index else module.training_step(batch)
+        finally:
+            module.__dict__["forward"] = stand_in
+
+    stand_ins = {
+        "forward": training_step,
+        "log": lambda *values, **options: None,
+        "log_dict": lambda *values, **options: None,
+    }
+    before = {name: module.__dict__[name] for name in stand_ins if name in module.__dict__}
+    module.__dict__.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del module.__dict__[name]
+        module.__dict__.update(before)
+
+
+def _loss_of(step_output: Any) -> Any:
+    return step_output["loss"] if isinstance(step_output, dict) else step_output
+
+
+def _one_optimizer(configured: Any) -> tuple[Any, Any]:
+    """The optimizer and its scheduler, from the forms that Lightning allows for one of each."""
+    if isinstance(configured, dict):
+        return configured["optimizer"], configured.get("lr_scheduler")
+    if isinstance(configured, (list, tuple)):
+        two_lists = len(configured) == 2 and isinstance(configured[0], (list, tuple))
+        optimizers, schedulers = configured if two_lists else (configured, [])
+        if len(optimizers) != 1 or len(schedulers) > 1:
+            fail(f"Expected configure_optimizers to give one optimizer. Got {len(optimizers)}.")
+        return optimizers[0], schedulers[0] if schedulers else None
+    return configured, None
+
+
+def _attach(configured: Any, private: Any) -> None:
+    """Let the scheduler belong to the private optimizer, which shares the groups that it sets rates in."""
+    scheduler = configured["scheduler"] if isinstance(configured, dict) else configured
+    scheduler.optimizer = private
+    # torch's schedulers look for the marks that they left on the optimizer's own step.
+    private._opt_called = True
+    private.step = partial(private.step)
+    private.step._wrapped_by_lr_sched = True
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Refuse what would change gradients behind the mechanism's back."""
+    if trainer.gradient_clip_val:
+        fail(f"Expected no gradient_clip_val: the plan clips. Got {trainer.gradient_clip_val!r}.")
+    if trainer.accumulate_grad_batches != 1:
+        fail(
+            "Expected accumulate_grad_batches=1: a step is one batch. Got "
+            f"{trainer.accumulate_grad_batches!r}."
+        )
+    if "16" in str(trainer.precision):
+        fail(f"Expected precision of 32 or 64 bits, without loss scaling. Got {trainer.precision!r}.")
+    if trainer.world_size != 1:
+        fail(f"Expected one device with Lightning. Got {trainer.world_size}: use pdpsgd.fit under torchrun.")

@@ -1,0 +1,1 @@
+"""Networks by name, and inputs and first weights for them that cost no privacy."""

@@ -1,0 +1,321 @@
+"""Levels: people with like budgets are treated alike, at a budget that is at most what each of them
+allows."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdpsgd.budgets.budgets import Budgets, FloatArray, IdArray, IntArray
+from pdpsgd.errors import check_positive, fail, warn
+
+if TYPE_CHECKING:
+    from pdpsgd.planning.plans import Plan
+
+MAX_LEVELS = 256
+MAX_DELTAS = 8
+AVERAGE_LOSS = 0.0045
+"""Levels are added until people give up less than this share of their epsilon on average."""
+FINEST_BINS = 1 << 16
+SMALLEST_EPSILON = 1e-9
+"""Whoever allows less is never used: no rate is that small."""
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """Budgets rounded down to few values.
+
+    Guarantee: every person's level has an epsilon and a delta that are both at most the person's own, so
+    whoever keeps the promise to the levels keeps it to the people. `average_loss` is the mean share of
+    epsilon given up by that.
+    """
+
+    epsilon: FloatArray
+    delta: FloatArray
+    people: IntArray
+    average_loss: float
+    of_person: IntArray
+
+    def __len__(self) -> int:
+        return int(self.epsilon.size)
+
+    @property
+    def usable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Levels whose people allow anything at all."""
+        return (self.epsilon > 0) & (self.delta > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Which person is on which level: ids, and the level of each."""
+
+    ids: IdArray
+    level: IntArray
+    named: bool = True
+
+
+def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
+    """Put people on at most `max_levels` levels, where the people are, losing as little epsilon as possible.
+
+    Few distinct deltas are kept as they are, many are rounded down to at most eight; then the budgets of each
+    delta are split where it saves most, until the average loss is below half a percent or the levels are used
+    up.
+
+    >>> levels = make_levels(Budgets([0.5, 0.5, 2.0, 0.0]))
+    >>> levels.epsilon.tolist(), levels.people.tolist()
+    ([0.0, 0.5, 2.0], [1, 2, 1])
+    """
+    check_positive(max_levels=max_levels)
+    deltas = _round_down(budgets.delta, _delta_levels(budgets.delta, min(MAX_DELTAS, max_levels)))
+    never = (budgets.epsilon < SMALLEST_EPSILON) | (deltas == 0)
+    groups: list[_Group] = []
+    fixed: list[tuple[float, float]] = [(0.0, float(deltas[never].min()))] if never.any() else []
+    for delta in _distinct(deltas)[_distinct(deltas) > 0]:
+        epsilons = budgets.epsilon[~never & (deltas == delta)]
+        finite = epsilons[np.isfinite(epsilons)]
+        if finite.size < epsilons.size:
+            fixed.append((np.inf, float(delta)))
+        if finite.size:
+            groups.append(_Group.of(finite, float(delta)))
+    room = max_levels - len(fixed)
+    if room < len(groups):
+        fail(f"Expected max_levels >= {len(groups) + len(fixed)} for these budgets. Got {max_levels}.")
+    split = [(float(group.epsilons[0]), group.delta) for group in _split(groups, room)]
+    epsilon, delta_column = np.array(sorted(fixed + split, key=lambda level: (level[1], level[0]))).T
+    index = assign(epsilon, delta_column, budgets)
+    people = np.bincount(index, minlength=epsilon.size)
+    return Levels(epsilon, delta_column, people, _average_loss(epsilon[index], budgets.epsilon), index)
+
+
+def _average_loss(kept: FloatArray, asked: FloatArray) -> float:
+    counted = (asked >= SMALLEST_EPSILON) & (kept > 0) & np.isfinite(asked)
+    if counted.all():
+        return float(1 - np.mean(kept / asked))
+    return float(1 - np.mean(kept[counted] / asked[counted])) if counted.any() else 0.0
+
+
+def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray:
+    """The level of each person: the largest delta that is at most theirs, then the largest such epsilon.
+
+    The rule needs the levels and the person's own budget only, so that anyone can find their level in a
+    published plan.
+    """
+    index = np.full(len(budgets), -1, dtype=np.int64)
+    # People whose epsilon or delta is 0 all stand on the one level that is never drawn.
+    never = (budgets.epsilon < SMALLEST_EPSILON) | (_round_down(budgets.delta, np.unique(delta)) == 0)
+    unused = np.flatnonzero(epsilon == 0)
+    index[never] = unused[0] if unused.size else -1
+    used = np.flatnonzero(epsilon > 0)
+    person_delta = _round_down(budgets.delta, np.unique(delta[used])) if used.size else np.zeros(len(budgets))
+    if (
+        used.size == epsilon.size
+        and np.all(delta == delta[0])
+        and (np.diff(epsilon) > 0).all()
+        and not never.any()
+    ):
+        return np.searchsorted(epsilon, budgets.epsilon, side="right") - 1
+    for value in np.unique(person_delta[~never]):
+        members = np.flatnonzero(~never & (person_delta == value))
+        level = used[delta[used] == value]
+        order = np.argsort(epsilon[level])
+        place = np.searchsorted(epsilon[level][order], budgets.epsilon[members], side="right") - 1
+        index[members] = np.where(place >= 0, level[order][place], -1)
+    return index
+
+
+def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
+    """The plan's level for each person; refuses people for whom the plan was not made."""
+    epsilon = np.array([level.epsilon for level in plan.levels])
+    delta = np.array([level.delta for level in plan.levels])
+    if plan.roster is not None:
+        index = match_ids(plan.roster, budgets)
+    elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
+        index = assign(epsilon, delta, budgets)
+        if any(level.history for level in plan.levels):
+            # Somebody with another budget than before has another history than the level they are on now.
+            check_same_people(plan, Roster(budgets.ids, index, budgets.named))
+    else:
+        fail(
+            "This plan has several levels with the same budget: who is on which stands in its roster, which is missing."
+        )
+    lost = (index < 0) | (epsilon[index] > budgets.epsilon) | (delta[index] > budgets.delta)
+    if lost.any():
+        person = int(lost.argmax())
+        fail(
+            f"This plan was made for other people: nobody on it allows as little as person {budgets.ids[person]} "
+            f"(epsilon={budgets.epsilon[person]:g}, delta={budgets.delta[person]:g})."
+        )
+    counted = np.bincount(index, minlength=epsilon.size)
+    planned = np.array([level.people for level in plan.levels])
+    if not np.array_equal(counted, planned):
+        level = int((counted != planned).argmax())
+        fail(
+            f"This plan was made for other people: it has {planned[level]:,} at epsilon={epsilon[level]:g}, "
+            f"these budgets {counted[level]:,}."
+        )
+    return index
+
+
+def people_digest(roster: Roster) -> str:
+    """A public fingerprint of who is on which level: by id, in whatever order, or by place where there are no ids."""
+    if not roster.named:
+        return f"places:{hashlib.sha256(roster.level.astype('<i8').tobytes()).hexdigest()}"
+    order = np.argsort(roster.ids, kind="stable")  # (not polars, which may hang in a process that was forked)
+    names = map(str, roster.ids[order].tolist())
+    digest = hashlib.sha256("\0".join([_kind(roster.ids), *names]).encode())
+    digest.update(roster.level[order].astype("<i8").tobytes())
+    return f"ids:{digest.hexdigest()}"
+
+
+def check_same_people(plan: Plan, people: Roster) -> None:
+    """Refuse people of whom the plan's digest says that they are not those it was made for, each on their level."""
+    stated = plan.people_digest
+    if stated is None:
+        if len(plan.levels) > 1:
+            warn(
+                "This plan does not say for whom it was made: whether these are the same people, with the budgets that "
+                "they had then, cannot be told. Attach the list exactly as it was.",
+            )
+        return
+    if stated.startswith("ids:") and not people.named:
+        fail(
+            "This plan was made for people with ids, and these have none: who is who cannot be told. "
+            "Give the ids of the people."
+        )
+    by_place = Roster(people.ids, people.level, named=False)
+    if stated != people_digest(people if stated.startswith("ids:") else by_place):
+        what = "ids" if people.named else "order"
+        fail(
+            f"This plan was made for other people than these {people.level.size:,}, or some of them allowed "
+            f"something else then: {what} and levels do not have the digest that the plan states. What they spent "
+            "can be told from the list that it was made for only."
+        )
+
+
+def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
+    """The roster's level for each person of `budgets`, by id; -1 for people it does not know."""
+    if _kind(roster.ids) != _kind(budgets.ids):
+        # Silently, 7 and "7" would be two people, and what one of them has spent would be forgotten.
+        fail(
+            f"Expected ids of the same kind to match people by: {_kind(roster.ids)} like {roster.ids[0]!r} there, "
+            f"{_kind(budgets.ids)} like {budgets.ids[0]!r} here."
+        )
+    if np.array_equal(roster.ids, budgets.ids):
+        return roster.level
+    if roster.named != budgets.named:
+        there, here = ("ids", "no ids")[:: 1 if roster.named else -1]
+        fail(
+            f"Expected people with ids on both lists, or without ids on both, to match them. Got {there} there and "
+            f"{here} here: somebody's id is not their place on a list."
+        )
+    known, asked = roster.ids, budgets.ids
+    if known.dtype != asked.dtype and known.dtype.kind not in "US":
+        # Numbers of different widths or signs: as Python numbers they compare exactly, in numpy they become floats.
+        known, asked = known.astype(object), asked.astype(object)
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], asked), order.size - 1)
+    found = known[order][place] == asked
+    return np.where(found, roster.level[order][place], -1)
+
+
+def _kind(ids: IdArray) -> str:
+    """Whether ids are numbers or text, as far as that can be seen."""
+    if ids.dtype.kind == "O":
+        kinds = {"text" if isinstance(value, str) else "numbers" for value in ids}
+        return kinds.pop() if len(kinds) == 1 else "mixed ids"
+    return "text" if ids.dtype.kind in "US" else "numbers"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sorted distinct budgets of one delta that would share the smallest of them as their level.
+
+    `count` and `inverse` are running sums of people and of people/epsilon, with a leading 0, so that the loss
+    of any stretch i..j is count - epsilon_i * inverse, in constant time.
+    """
+
+    epsilons: FloatArray
+    count: FloatArray
+    inverse: FloatArray
+    delta: float
+
+    @classmethod
+    def of(cls, epsilons: FloatArray, delta: float) -> _Group:
+        if epsilons.size > FINEST_BINS and np.unique(epsilons[:FINEST_BINS]).size > FINEST_BINS // 4:
+            # Practically all different: bins of equal ratio, each at its lower edge, so fine that what they lose
+            # does not matter, and no need to sort millions of people.
+            low, high = float(epsilons.min()), float(epsilons.max())
+            width = max(np.log(high / low) / (FINEST_BINS - 1), 1e-12)
+            place = (np.log(epsilons / low) / width).astype(np.int64)
+            counts = np.bincount(place, minlength=FINEST_BINS)
+            values = low * np.exp(width * np.arange(counts.size)) * (1 - 1e-12)
+            weights = np.bincount(place, weights=1 / epsilons, minlength=FINEST_BINS)
+            filled = counts > 0
+            values, counts, weights = values[filled], counts[filled], weights[filled]
+        else:
+            values, counts = np.unique(epsilons, return_counts=True)
+            weights = counts / values
+        return cls(values, np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(weights)), delta)
+
+    @property
+    def loss(self) -> float:
+        """Sum over people of the share of epsilon that they give up."""
+        return float(
+            (self.count[-1] - self.count[0]) - self.epsilons[0] * (self.inverse[-1] - self.inverse[0])
+        )
+
+    def halves(self) -> tuple[_Group, _Group]:
+        """The two parts that together lose least."""
+        right = (self.count[-1] - self.count[1:-1]) - self.epsilons[1:] * (
+            self.inverse[-1] - self.inverse[1:-1]
+        )
+        left = (self.count[1:-1] - self.count[0]) - self.epsilons[0] * (self.inverse[1:-1] - self.inverse[0])
+        cut = int(np.argmin(left + right)) + 1
+        return (
+            _Group(self.epsilons[:cut], self.count[: cut + 1], self.inverse[: cut + 1], self.delta),
+            _Group(self.epsilons[cut:], self.count[cut:], self.inverse[cut:], self.delta),
+        )
+
+
+def _split(groups: list[_Group], room: int) -> list[_Group]:
+    people = sum(group.count[-1] for group in groups)
+    each_its_own = sum(group.epsilons.size for group in groups) <= room
+    loss_allowed = 0.0 if each_its_own else AVERAGE_LOSS * people
+    heap = [(-group.loss, i, group) for i, group in enumerate(groups)]
+    heapq.heapify(heap)
+    loss, made = -sum(entry[0] for entry in heap), len(heap)
+    while made < room and loss > loss_allowed:
+        worst, _, group = heap[0]
+        if group.epsilons.size == 1:
+            break
+        low, high = group.halves()
+        heapq.heapreplace(heap, (-low.loss, 2 * made, low))
+        heapq.heappush(heap, (-high.loss, 2 * made + 1, high))
+        loss += worst + low.loss + high.loss
+        made += 1
+    return [group for _, _, group in heap]
+
+
+def _distinct(values: FloatArray) -> FloatArray:
+    """Sorted distinct values; one value for all (a broadcast array) is known without looking at everybody."""
+    return values[:1] if values.strides == (0,) else np.unique(values)
+
+
+def _delta_levels(delta: FloatArray, most: int) -> FloatArray:
+    values = _distinct(delta)
+    if values.size <= most:
+        return values
+    positive = delta[delta > 0]
+    chosen = np.quantile(positive, np.linspace(0, 1, most, endpoint=False), method="lower")
+    return np.unique(np.append(chosen, 0.0 if positive.size < delta.size else chosen[0]))
+
+
+def _round_down(values: FloatArray, to: FloatArray) -> FloatArray:
+    if values.strides == (0,) and values.size:
+        return np.broadcast_to(_round_down(values[:1].copy(), to), values.shape)
+    place = np.searchsorted(to, values, side="right") - 1
+    return np.where(place >= 0, to[np.maximum(place, 0)], 0.0)

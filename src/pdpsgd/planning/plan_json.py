@@ -1,0 +1,242 @@
+"""A plan as JSON: the published format, strict in what it accepts."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pdpsgd.accounting.history import Exposure
+from pdpsgd.errors import fail
+from pdpsgd.planning.levels import Roster
+from pdpsgd.planning.plans import Level, Plan, Round
+
+VERSION = 1
+SENSITIVE = (
+    "This file tells who was drawn in which round. Never publish it: with as-published bookkeeping the coins were "
+    "flipped when the plan was made."
+)
+
+
+def plan_to_json(plan: Plan, *, indent: int | None = 1, whose: bool = True) -> str:
+    """The plan as JSON text. Infinity is written "inf"; what is None or empty by default is left out.
+
+    With `whose` it also says for whom it was made. Without, it is the text that fingerprints of plans are of.
+    """
+    document: dict[str, Any] = {
+        "version": VERSION,
+        **({"sensitive": SENSITIVE} if plan.sensitive else {}),
+        "mechanism": plan.mechanism,
+        "bookkeeping": plan.bookkeeping,
+        "accountant": plan.accountant,
+        "neighbours": plan.neighbours,
+        "max_grad_norm": plan.max_grad_norm,
+        "levels": [_level(level) for level in plan.levels],
+        "rounds": [_round(r) for r in plan.rounds],
+        **({"notes": list(plan.notes)} if plan.notes else {}),
+    }
+    if plan.roster is not None and _needs_roster(plan):
+        document["people"] = {"ids": plan.roster.ids.tolist(), "levels": plan.roster.level.tolist()}
+        if whose and not plan.roster.named:
+            document["people"]["named"] = False
+    if whose and plan.people_digest is not None:
+        document["people_digest"] = plan.people_digest
+    return json.dumps(document, indent=indent, allow_nan=False)
+
+
+def plan_from_json(text: str) -> Plan:
+    """The plan of a JSON text; refuses anything that is missing, of the wrong kind, or inconsistent, and says
+    where."""
+    try:
+        document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
+    except json.JSONDecodeError as error:
+        fail(f"Expected a plan as JSON. This is not JSON: {error}.")
+    if not isinstance(document, dict):
+        fail(f"Expected a plan as a JSON object. Got {type(document).__name__}.")
+    if document.get("version") is True or document.get("version") != VERSION:
+        fail(f"Expected a plan of version {VERSION}. Got version {document.get('version')!r}.")
+    _names(document)
+    levels = tuple(_read_level(f"levels[{i}]", level) for i, level in enumerate(_list("levels", document)))
+    rounds = tuple(_read_round(f"rounds[{i}]", r) for i, r in enumerate(_list("rounds", document)))
+    plan = Plan(
+        mechanism=_text("mechanism", document),
+        levels=levels,
+        rounds=rounds,
+        accountant=_text("accountant", document),
+        bookkeeping=_text("bookkeeping", document),
+        neighbours=_text("neighbours", document),
+        max_grad_norm=_number("max_grad_norm", document.get("max_grad_norm")),
+        notes=tuple(str(note) for note in document.get("notes", ())),
+        roster=_read_roster(document, len(levels)),
+        stated_people=_read_people_digest(document),
+    )
+    if plan.stated_people is not None and plan.people_digest not in (None, plan.stated_people):
+        fail("Expected people whose digest is people_digest. Got others: one of the two was changed.")
+    return plan
+
+
+def _needs_roster(plan: Plan) -> bool:
+    """Whether (epsilon, delta) alone do not say who is on which level."""
+    budgets = {(level.epsilon, level.delta) for level in plan.levels}
+    return len(budgets) < len(plan.levels) or plan.sensitive
+
+
+def _level(level: Level) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "epsilon": _finite_or_text(level.epsilon),
+        "delta": level.delta,
+        "people": level.people,
+        "proven_epsilon": None if level.proven_epsilon is None else _finite_or_text(level.proven_epsilon),
+    }
+    if level.history:
+        fields["history"] = [list(exposure) for exposure in level.history]
+    for name in ("claimed_epsilon", "provable_epsilon", "provable_delta"):
+        if getattr(level, name) is not None:
+            fields[name] = getattr(level, name)
+    return fields
+
+
+def _round(r: Round) -> dict[str, Any]:
+    fields = {
+        "steps": r.steps,
+        "noise_multiplier": r.noise_multiplier,
+        "expected_batch_size": r.expected_batch_size,
+        "threshold": r.threshold,
+        "participation": list(r.participation),
+        "sample_rates": list(r.sample_rates),
+        "clip_scales": list(r.clip_scales),
+    }
+    return {**fields, "fresh_model": True} if r.fresh_model else fields
+
+
+def _read_level(place: str, level: Any) -> Level:
+    _object(place, level)
+    optional = {
+        name: _number(f"{place}.{name}", level[name])
+        for name in ("proven_epsilon", "claimed_epsilon", "provable_epsilon", "provable_delta")
+        if level.get(name) is not None
+    }
+    history = tuple(
+        _read_exposure(f"{place}.history[{i}]", entry)
+        for i, entry in enumerate(_list("history", level, place) if "history" in level else ())
+    )
+    return Level(
+        epsilon=_number(f"{place}.epsilon", level.get("epsilon")),
+        delta=_number(f"{place}.delta", level.get("delta")),
+        people=_whole(f"{place}.people", level.get("people")),
+        history=history,
+        **optional,
+    )
+
+
+def _read_exposure(place: str, entry: Any) -> Exposure:
+    if not isinstance(entry, list) or len(entry) != 4:
+        fail(f"Expected {place} to be [participation, sample rate, noise multiplier, steps]. Got {entry!r}.")
+    pi, q, sigma = (_number(place, value) for value in entry[:3])
+    if not (0 <= pi <= 1 and 0 <= q <= 1 and 0 < sigma < math.inf):
+        fail(f"Expected participation and rate in [0, 1] and noise > 0 in {place}. Got {entry!r}.")
+    return Exposure(pi, q, sigma, _whole(place, entry[3]))
+
+
+def _read_round(place: str, r: Any) -> Round:
+    _object(place, r)
+    rates = {
+        name: tuple(_number(f"{place}.{name}[{i}]", value) for i, value in enumerate(_list(name, r, place)))
+        for name in ("participation", "sample_rates", "clip_scales")
+    }
+    threshold = r.get("threshold")
+    return Round(
+        steps=_whole(f"{place}.steps", r.get("steps")),
+        noise_multiplier=_number(f"{place}.noise_multiplier", r.get("noise_multiplier")),
+        expected_batch_size=_number(f"{place}.expected_batch_size", r.get("expected_batch_size")),
+        threshold=None if threshold is None else _number(f"{place}.threshold", threshold),
+        fresh_model=bool(r.get("fresh_model", False)),
+        **rates,
+    )
+
+
+def _read_roster(document: dict[str, Any], levels: int) -> Roster | None:
+    people = document.get("people")
+    if people is None:
+        return None
+    _object("people", people)
+    ids, level = np.array(_list("ids", people, "people")), _list("levels", people, "people")
+    places = np.array([_whole(f"people.levels[{i}]", value) for i, value in enumerate(level)], dtype=np.int64)
+    if ids.shape != places.shape or (places.size and places.max() >= levels):
+        fail(
+            f"Expected people.levels to give one of the {levels} levels for each of the {ids.size} people.ids."
+        )
+    return Roster(ids, places, named=people.get("named") is not False)
+
+
+def _read_people_digest(document: dict[str, Any]) -> str | None:
+    """Absent in files of earlier versions."""
+    stated = document.get("people_digest")
+    if stated is None:
+        return None
+    if not isinstance(stated, str) or not stated.startswith(("ids:", "places:")):
+        fail(f"Expected people_digest to begin with 'ids:' or 'places:'. Got {stated!r}.")
+    return stated
+
+
+def _finite_or_text(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"
+
+
+def _names(document: dict[str, Any]) -> None:
+    from pdpsgd.accounting import ACCOUNTANTS
+    from pdpsgd.errors import check_one_of
+
+    check_one_of(ACCOUNTANTS, accountant=_text("accountant", document))
+
+
+def _object(place: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        fail(f"Expected {place} to be an object. Got {value!r}.")
+
+
+def _list(name: str, document: dict[str, Any], place: str = "the plan") -> list[Any]:
+    value = document.get(name)
+    if not isinstance(value, list):
+        fail(f"Expected a list {name!r} in {place}. Got {value!r}.")
+    return value
+
+
+def _text(name: str, document: dict[str, Any]) -> str:
+    value = document.get(name)
+    if not isinstance(value, str):
+        fail(f"Expected a text {name!r} in the plan. Got {value!r}.")
+    return value
+
+
+def _number(place: str, value: Any) -> float:
+    if value == "inf":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        fail(f"Expected {place} to be a number. Got {value!r}.")
+    try:
+        return float(value)
+    except OverflowError:
+        fail(
+            f"Expected {place} to be a number that fits in double precision. Got one of {len(str(value))} digits."
+        )
+
+
+def _whole(place: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        fail(f"Expected {place} to be a whole number of at least 0. Got {value!r}.")
+    return value
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        fail(f"Expected each key once. Got {twice!r} twice: which of the two is meant cannot be known.")
+    return document
+
+
+def _no_constant(name: str) -> NoReturn:
+    fail(f'Expected finite numbers, or "inf" where no protection was asked. Got {name}.')

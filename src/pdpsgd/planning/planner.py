@@ -1,0 +1,334 @@
+"""From budgets and public settings to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pdpsgd.accounting import ACCOUNTANTS, Accountant, History
+from pdpsgd.accounting import accountant as accountant_by_name
+from pdpsgd.budgets.budgets import Budgets, FloatArray, IntArray
+from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
+from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
+from pdpsgd.planning.mechanisms import MECHANISMS, Mechanism, Request
+from pdpsgd.planning.plans import BOOKKEEPINGS, Level, Plan, Round
+from pdpsgd.planning.solver import Segment
+from pdpsgd.planning.thresholds import LOSSES, Loss, fixed_loss
+
+
+def plan(
+    budgets: Budgets,
+    mechanism: str = "pdp-sgd-exact",
+    steps: int | None = None,
+    batch_size: float = 1024,
+    accountant: str | None = None,
+    max_grad_norm: float = 1.0,
+    *,
+    rounds: int | None = None,
+    schedule: Sequence[tuple[int, float, float]] | None = None,
+    noise_multiplier: float | None = None,
+    drawn: str = "step",
+    weights: tuple[float, float] | None = None,
+    loss: str | None = None,
+    history: Sequence[Plan] = (),
+    bookkeeping: str = "sound",
+    seed: int | None = None,
+    max_levels: int = MAX_LEVELS,
+) -> Plan:
+    """Draw up a plan: who is drawn at what rate, under how much noise, and what each person will have spent.
+
+    Args:
+        budgets: what each person on the list allows.
+        mechanism: one of `MECHANISMS`; the default spends everything that everybody allows.
+        steps: all steps together (1,000 unless the noise is given); rounds share them evenly.
+        batch_size: the expected number of people drawn at a step.
+        accountant: `pld` (default), `rdp`, or `gdp`, which plans but proves nothing. `idp-sample` is defined
+            under `rdp`.
+        max_grad_norm: the clipping norm C.
+        rounds: at most so many rounds, for mechanisms with thresholds (10 by default).
+        schedule: for `pdp-sgd-exact`, (steps, relative noise, relative batch size) for each round, instead of
+            `steps`.
+        noise_multiplier: given the noise, find the number of steps instead.
+        drawn: "step" draws people at every step; "round" draws them once a round (the paper's Definition
+            4.1).
+        weights: (w1, w2) of loss_f, for mechanisms with thresholds.
+        loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
+        history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
+            as it was run; a plan that was itself made with a history brings that along.
+        bookkeeping: "sound", or "as-published" to reproduce the paper's numbers (see docs/everybody-pays.md).
+        seed: for as-published bookkeeping, whose coins are flipped here.
+        max_levels: people are treated on at most so many levels.
+
+    Guarantee: see `Plan`. Depends on the arguments only, all of which are public.
+
+    >>> from pdpsgd import Budgets, plan
+    >>> made = plan(Budgets.exponential(60_000), steps=1000, batch_size=1024)
+    >>> round(made.rounds[0].noise_multiplier, 1), all(x.proven_epsilon <= x.epsilon for x in made.levels)
+    (2.8, True)
+    """
+    check_one_of(tuple(MECHANISMS), mechanism=mechanism)
+    check_one_of(BOOKKEEPINGS, bookkeeping=bookkeeping)
+    check_one_of(("step", "round"), drawn=drawn)
+    check_positive(batch_size=batch_size, max_grad_norm=max_grad_norm)
+    chosen = MECHANISMS[mechanism]
+    by = accountant_by_name(_accountant_name(chosen, mechanism, accountant))
+    segments = _segments(schedule, steps)
+    total = _total_steps(steps, segments, noise_multiplier)
+    if bookkeeping == "as-published":
+        from pdpsgd.planning.as_published import plan_as_published
+
+        return plan_as_published(
+            budgets, mechanism, steps=total, batch_size=batch_size, accountant=accountant or "rdp", seed=seed,
+            max_grad_norm=max_grad_norm, rounds=rounds, noise_multiplier=noise_multiplier, weights=weights, loss=loss,
+            max_levels=max_levels,
+        )  # fmt: skip
+    levels = make_levels(budgets, max_levels)
+    epsilon, delta, people, histories, roster = _with_history(levels, budgets, history)
+    request = Request(
+        epsilon=epsilon,
+        delta=delta,
+        people=people.astype(float),
+        histories=histories,
+        steps=total,
+        batch_size=batch_size,
+        accountant=by,
+        rounds=rounds or chosen.default_rounds,
+        schedule=segments,
+        noise_multiplier=noise_multiplier,
+        drawn=drawn,
+        loss=threshold_loss(weights, loss),
+    )
+    made = _finish(chosen, request)
+    exposed = tuple(
+        Level(float(e), float(d), int(n), None, h)
+        for e, d, n, h in zip(epsilon, delta, people, histories, strict=True)
+    )
+    draft = Plan(mechanism, exposed, tuple(made), by.name, bookkeeping, max_grad_norm=float(max_grad_norm))
+    proven = prove(draft, by)
+    return replace(proven, roster=roster, notes=(*_unmatched(history, budgets), *_notes(proven, levels)))
+
+
+def prove(draft: Plan, by: Accountant) -> Plan:
+    """The plan with every level's `proven_epsilon` recomputed from its rounds (and history); None if `by`
+    proves nothing."""
+    if not by.proves:
+        return draft
+    costs = by.epsilons(
+        [draft.history_of(i) for i in range(len(draft.levels))], [x.delta for x in draft.levels]
+    )
+    levels = []
+    for index, (level, cost) in enumerate(zip(draft.levels, costs, strict=True)):
+        exposed = any(not r.exposure(index).costs_nothing for r in draft.rounds)
+        if exposed and cost > level.epsilon:
+            raise PdpsgdError(
+                f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was made."
+            )
+        levels.append(replace(level, proven_epsilon=cost))
+    return replace(draft, levels=tuple(levels)).remember_proof()
+
+
+def threshold_loss(weights: tuple[float, float] | None, loss: str | None) -> Loss | None:
+    """The loss a user chose for thresholds, or None for the mechanism's own."""
+    if weights is not None and loss is not None:
+        fail(f"Expected `weights` or `loss`, not both. Got weights={weights!r} and loss={loss!r}.")
+    if weights is not None:
+        first, second = weights
+        if min(first, second) < 0 or first + second <= 0:
+            fail(f"Expected weights (w1, w2) >= 0, not both 0. Got {weights!r}.")
+        return fixed_loss(first, second)
+    if loss is not None:
+        check_one_of(tuple(LOSSES), loss=loss)
+        return LOSSES[loss]
+    return None
+
+
+def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) -> str:
+    if accountant is not None:
+        check_one_of(ACCOUNTANTS, accountant=accountant)
+        if chosen.accountant not in (None, accountant):
+            fail(
+                f"{mechanism} is defined under the accountant {chosen.accountant!r} (as published). "
+                f"Got {accountant!r}. "
+                "Under another accountant use pdp-sgd-exact: it is the same mechanism."
+            )
+    return chosen.accountant or accountant or "pld"
+
+
+def _segments(
+    schedule: Sequence[tuple[int, float, float]] | None, steps: int | None
+) -> tuple[Segment, ...] | None:
+    if schedule is None:
+        return None
+    if not schedule:
+        fail("Expected at least one round in the schedule. Got an empty one.")
+    segments = tuple(Segment(int(n), float(noise), float(batch)) for n, noise, batch in schedule)
+    for s in segments:
+        check_positive(steps_of_a_round=s.steps, relative_noise=s.noise, relative_batch_size=s.batch_size)
+    if steps is not None and steps != sum(s.steps for s in segments):
+        fail(
+            f"Expected steps to be the schedule's {sum(s.steps for s in segments)}, or left out. Got steps={steps}."
+        )
+    return segments
+
+
+def _total_steps(
+    steps: int | None, segments: tuple[Segment, ...] | None, noise_multiplier: float | None
+) -> int:
+    if noise_multiplier is not None and steps is not None:
+        fail(
+            f"Expected `steps` or `noise_multiplier`: one follows from the other. Got {steps} and {noise_multiplier}."
+        )
+    if segments is not None:
+        return sum(s.steps for s in segments)
+    total = 1000 if steps is None else steps
+    if total != int(total) or total < 1:
+        fail(f"Expected steps to be a whole number of at least 1. Got {total!r}.")
+    return int(total)
+
+
+def _finish(chosen: Mechanism, request: Request) -> list[Round]:
+    """Run the mechanism; people who ask for no protection get the rate of the largest finite level."""
+    infinite = np.isinf(request.epsilon)
+    if not infinite.any():
+        return chosen.rounds(request)
+    finite = np.flatnonzero(~infinite & (request.epsilon > 0) & (request.delta > 0))
+    if not finite.size:
+        fail(
+            "Expected somebody with a finite budget: people who ask for no protection follow the largest finite level."
+        )
+    top = finite[np.lexsort((request.delta[finite], request.epsilon[finite]))[-1]]
+    kept = np.flatnonzero(~infinite)
+    people = request.people.copy()
+    people[top] += request.people[infinite].sum()
+    inner = replace(
+        request,
+        epsilon=request.epsilon[kept],
+        delta=request.delta[kept],
+        people=people[kept],
+        histories=tuple(request.histories[i] for i in kept),
+    )
+    source = np.where(infinite, np.searchsorted(kept, top), np.cumsum(~infinite) - 1)
+    spread = {"participation": None, "sample_rates": None, "clip_scales": None}
+    return [
+        replace(r, **{name: tuple(np.array(getattr(r, name))[source].tolist()) for name in spread})  # type: ignore[arg-type]
+        for r in chosen.rounds(inner)
+    ]
+
+
+def _with_history(
+    levels: Levels, budgets: Budgets, earlier: Sequence[Plan]
+) -> tuple[FloatArray, FloatArray, IntArray, tuple[History, ...], Roster]:
+    """Levels split by what their people were exposed to before, and who is on which."""
+    index = levels.of_person
+    if not earlier:
+        return (
+            levels.epsilon,
+            levels.delta,
+            levels.people,
+            ((),) * len(levels),
+            Roster(budgets.ids, index, budgets.named),
+        )
+    columns = [index]
+    for number, before in enumerate(earlier):
+        if before.roster is None:
+            fail(
+                f"Expected history[{number}] to know its people, to match them by id. A plan read from JSON does not: "
+                "attach them with plan.with_people(budgets), the budgets it was made for."
+            )
+        if before.bookkeeping != "sound":
+            fail(
+                f"history[{number}] has {before.bookkeeping} bookkeeping: those who were not drawn were not told apart "
+                "from those who were, so there is no sound total to start from."
+            )
+        if not (before.roster.named and budgets.named) and len(before.roster.ids) != len(budgets):
+            fail(
+                f"Expected people with ids, to match them with those of history[{number}]: without ids they are "
+                f"known by their position only, and the lists have {len(before.roster.ids):,} and "
+                f"{len(budgets):,} people."
+            )
+        columns.append(match_ids(before.roster, budgets))
+        _warn_of_matching_by_place(number, before, columns[-1], budgets, levels)
+        if (columns[-1] < 0).all():
+            fail(
+                f"Nobody of history[{number}] is on this list: its ids look like {before.roster.ids[0]!r}, these like "
+                f"{budgets.ids[0]!r}. People are matched by id; leave out plans on other people."
+            )
+    kinds, place, people = np.unique(
+        np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    place = place.reshape(-1)
+    histories = tuple(
+        tuple(e for before, i in zip(earlier, kind[1:], strict=True) if i >= 0 for e in before.history_of(i))
+        for kind in kinds
+    )
+    of_level = kinds[:, 0]
+    return (
+        levels.epsilon[of_level],
+        levels.delta[of_level],
+        people,
+        histories,
+        Roster(budgets.ids, place, budgets.named),
+    )
+
+
+def _warn_of_matching_by_place(
+    number: int, before: Plan, place: IntArray, budgets: Budgets, levels: Levels
+) -> None:
+    """Say that nobody's name is known, where the wrong person's history would make a difference."""
+    if budgets.named or np.all(place == place[0]):
+        return
+    now = (levels.epsilon[levels.of_person], levels.delta[levels.of_person])
+    then = np.array([(level.epsilon, level.delta) for level in before.levels])[place].T
+    if not np.array_equal(now, then):
+        warn(
+            f"The people of history[{number}] have no ids, and their budgets were others then: what each has spent is "
+            "matched by the place on the list. If anybody was added, taken off or moved since, others are charged for "
+            "it. Give ids to be sure.",
+        )
+
+
+def _unmatched(earlier: Sequence[Plan], budgets: Budgets) -> list[str]:
+    """Say how many of an earlier plan's people are not on this list: a misspelt id would look the same."""
+    notes = []
+    for number, before in enumerate(earlier):
+        assert before.roster is not None
+        missing = len(before.roster.ids) - int((match_ids(before.roster, budgets) >= 0).sum())
+        if missing:
+            notes.append(
+                f"{missing:,} of the {len(before.roster.ids):,} people of history[{number}] are not on this list."
+            )
+    return notes
+
+
+def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:
+    notes = []
+    if levels.average_loss > 0:
+        notes.append(
+            f"People are treated on {len(levels)} levels; rounding budgets down to them gives up "
+            f"{100 * levels.average_loss:.2f} % of epsilon on average."
+        )
+    if levels.average_loss > 0.005:
+        notes.append("That is more than half a percent: allow more levels with max_levels.")
+    for index, level in enumerate(made.levels):
+        rates = [r.sample_rates[index] * r.participation[index] for r in made.rounds]
+        who = f"{level.people:,} people at epsilon={level.epsilon:g}, delta={level.delta:g}"
+        if (
+            rates
+            and max(rates) == 1
+            and level.proven_epsilon is not None
+            and level.proven_epsilon < 0.995 * level.epsilon
+        ):
+            notes.append(
+                f"{who} are in every step of a round (rate 1) and still spend only {level.proven_epsilon:.4g}."
+            )
+        elif level.history and not any(rates):
+            notes.append(
+                f"{who} have nothing left after earlier runs ({level.proven_epsilon or 0:.4g} spent): never drawn."
+            )
+        elif level.epsilon > 0 and level.delta > 0 and not any(rates):
+            notes.append(f"{who} allow so little that they are never drawn.")
+    if made.accountant == "gdp":
+        notes.append("Made with gdp, an approximation: nothing is proven.")
+    return tuple(notes)

@@ -1,0 +1,437 @@
+"""The one solver behind all mechanisms: rates, participation or noise such that each level meets its target.
+
+A search only ever proposes; what it returns has been asked of the accountant at exactly the values returned,
+and is at most the target. That keeps guesses (Gaussian limits, interpolation between levels) out of every
+proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import brentq
+
+from pdpsgd.accounting import Accountant, Exposure, History
+from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
+from pdpsgd.budgets.budgets import FloatArray, IntArray
+from pdpsgd.errors import check_positive, fail
+from pdpsgd.accounting.calibration import smallest_noise_multiplier
+
+TOLERANCE = 2e-3
+"""A level's rate is final when it spends between 1 - TOLERANCE and 1 of its target."""
+ANCHORS = 6
+"""Levels that are solved for each trial noise; the others lie between them."""
+SMALLEST_RATE = 1e-12
+BATCH_TOLERANCE = 1e-3
+"""How far the expected batch may be off the wanted one, relatively."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of steps whose noise and batch size are given relative to what is being solved."""
+
+    steps: int
+    noise: float = 1.0
+    batch_size: float = 1.0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """For each level: what it was exposed to before, the total it may reach, its delta, its people."""
+
+    histories: tuple[History, ...]
+    targets: FloatArray
+    deltas: FloatArray
+    people: FloatArray
+    accountant: Accountant
+
+    def __len__(self) -> int:
+        return len(self.histories)
+
+    def spent(self) -> FloatArray:
+        """What each level has spent before."""
+        return np.array(self.accountant.epsilons(self.histories, self.deltas.tolist()))
+
+    def cost(self, level: int, exposures: tuple[Exposure, ...]) -> float:
+        """What the level has spent after these exposures as well."""
+        return self.accountant.epsilon(self.histories[level] + exposures, float(self.deltas[level]))
+
+    def only(self, levels: IntArray) -> Demand:
+        """The demand of some of the levels."""
+        chosen = levels.tolist()
+        return Demand(
+            tuple(self.histories[i] for i in chosen),
+            self.targets[chosen],
+            self.deltas[chosen],
+            self.people[chosen],
+            self.accountant,
+        )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Noise, and a rate for each level (relative to each segment's batch size)."""
+
+    noise_multiplier: float
+    rates: FloatArray
+    segments: tuple[Segment, ...]
+
+
+def solve_rates(
+    demand: Demand, segments: Sequence[Segment], batch_size: float, noise_multiplier: float | None = None
+) -> Solution:
+    """Each level's rate, and the noise for which the expected batch is the wanted one (or the number of
+    steps, given
+    the noise).
+
+    Guarantee: every level's total over its history and these segments is at most its target, by the demand's
+    accountant; and at least 99.8 % of it, except where a rate is capped at 1 or is practically 0.
+    """
+    check_positive(batch_size=batch_size)
+    usable = np.flatnonzero(demand.targets > 0)
+    if not usable.size:
+        fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
+    wanted = demand.only(usable)
+    if batch_size > wanted.people.sum():
+        fail(
+            f"Expected batch_size of at most the {int(wanted.people.sum()):,} people who can be used. "
+            f"Got {batch_size:g}."
+        )
+    # At a batch of everybody any noise that is large enough will do: aim a hair below, at the smallest.
+    search = _RateSearch(wanted, tuple(segments), min(batch_size, 0.9995 * float(wanted.people.sum())))
+    sigma, segments = search.noise() if noise_multiplier is None else search.steps(noise_multiplier)
+    rates = np.zeros(len(demand))
+    rates[usable] = search.final_rates(sigma, segments)
+    return Solution(sigma, rates, segments)
+
+
+def exposures(rate: float, sigma: float, segments: Sequence[Segment]) -> tuple[Exposure, ...]:
+    """What somebody with this rate is exposed to in the segments."""
+    return tuple(Exposure(1.0, min(1.0, rate * s.batch_size), sigma * s.noise, s.steps) for s in segments)
+
+
+@dataclass
+class _RateSearch:
+    """The search for noise (or steps), in the coordinate mu = rate * gain in which levels hardly depend on
+    the noise.
+
+    gain = sqrt(sum of steps * batch^2 * (e^(1/sigma^2) - 1)) is the Gaussian limit's mu of a person with rate
+    1. Each trial solves a few anchor levels exactly, lays the others between them, and moves the noise (or
+    the steps) to where the expected batch fits; a handful of trials suffice.
+    """
+
+    demand: Demand
+    segments: tuple[Segment, ...]
+    batch_size: float
+
+    def __post_init__(self) -> None:
+        d = self.demand
+        before = [total_mu(h) for h in d.histories]
+        self.base = d.spent()
+        self.mu = np.array([_mu_for(t, x, m) for t, x, m in zip(d.targets, d.deltas, before, strict=True)])
+        self.groups = _groups(d)
+
+    def noise(self) -> tuple[float, tuple[Segment, ...]]:
+        """The noise for which the expected batch is the wanted one: it grows with the noise."""
+        log_sigma = self._fit(
+            lambda x: (math.exp(x), self.segments), lowest=math.log(0.05), highest=math.log(1e6)
+        )
+        return math.exp(log_sigma), self.segments
+
+    def steps(self, sigma: float) -> tuple[float, tuple[Segment, ...]]:
+        """The number of steps for which the expected batch is the wanted one: it shrinks with the steps."""
+        check_positive(noise_multiplier=sigma)
+        share = np.array([s.steps for s in self.segments], dtype=float)
+        share /= share.sum()
+
+        def taking(log_total: float) -> tuple[Segment, ...]:
+            counts = [max(1, round(math.exp(-log_total) * w)) for w in share]
+            return tuple(replace(s, steps=n) for s, n in zip(self.segments, counts, strict=True))
+
+        found = self._fit(lambda x: (sigma, taking(x)), lowest=-math.log(1e9), highest=-math.log(len(share)))
+        return sigma, taking(found)
+
+    def _fit(
+        self, trial: Callable[[float], tuple[float, tuple[Segment, ...]]], *, lowest: float, highest: float
+    ) -> float:
+        """Where ln(expected batch) meets ln(batch size), for a trial in which the batch grows with x."""
+
+        def gap(x: float) -> float:
+            return math.log(self._expected_batch(*trial(x)) / self.batch_size)
+
+        if gap(lowest) > 0:
+            fail(
+                f"Expected a larger batch_size, or more steps: under these budgets {self.batch_size:g} people a step "
+                "would need next to no noise."
+            )
+        if gap(highest) < 0:
+            fail(
+                f"Expected a smaller batch_size, or more noise or fewer steps: these budgets do not allow "
+                f"{self.batch_size:g} people a step."
+            )
+        x = brentq(gap, lowest, highest, xtol=1e-6)
+        known: list[tuple[float, float]] = []
+        for _ in range(20):
+            self._solve_anchors(*trial(x))
+            known.append((x, gap(x)))
+            if abs(known[-1][1]) < BATCH_TOLERANCE or (
+                len(known) > 1 and abs(known[-1][0] - known[-2][0]) < 1e-6
+            ):
+                break
+            x = min(max(self._next(known, gap, lowest, highest), lowest), highest)
+        return min(known, key=lambda point: abs(point[1]))[0]
+
+    @staticmethod
+    def _next(
+        known: list[tuple[float, float]], gap: Callable[[float], float], lowest: float, highest: float
+    ) -> float:
+        below = max((p for p in known if p[1] <= 0), default=None)
+        above = min((p for p in known if p[1] > 0), default=None)
+        if below and above:
+            under, over = min(-below[1], 2.0), min(above[1], 2.0)
+            share = min(max(under / (under + over), 0.05), 0.95)
+            return below[0] + share * (above[0] - below[0])
+        # The anchors' mu stay put: where would the batch fit then? Not further than a factor of 4 at a time.
+        low, high = max(lowest, known[-1][0] - 1.4), min(highest, known[-1][0] + 1.4)
+        if gap(low) > 0:
+            return low
+        return high if gap(high) < 0 else float(brentq(gap, low, high, xtol=1e-7))
+
+    def final_rates(self, sigma: float, segments: tuple[Segment, ...]) -> FloatArray:
+        """Every level's rate at this noise, each proven; levels between solved ones start from between their
+        rates."""
+        gain = self._gain(sigma, segments)
+        rates = np.zeros(len(self.demand))
+        for group in self.groups:
+            targets, place = np.unique(self.demand.targets[group], return_inverse=True)
+            solved: dict[int, float] = {}
+            for index in _refining(targets.size):
+                level = int(group[np.flatnonzero(place == index)[0]])
+                guess, slope = _from_neighbours(np.log(targets), solved, index) or (
+                    self.mu[level] / gain,
+                    1.0,
+                )
+                solved[index] = self._rate(level, sigma, segments, guess, slope=slope)
+            rates[group] = np.array([solved[i] for i in range(targets.size)])[place]
+        return rates
+
+    def _gain(self, sigma: float, segments: tuple[Segment, ...]) -> float:
+        return total_mu(tuple(Exposure(1.0, s.batch_size, sigma * s.noise, s.steps) for s in segments))
+
+    def _expected_batch(self, sigma: float, segments: tuple[Segment, ...]) -> float:
+        return float(self.demand.people @ np.minimum(1.0, self.mu / self._gain(sigma, segments)))
+
+    def _solve_anchors(self, sigma: float, segments: tuple[Segment, ...]) -> None:
+        gain = self._gain(sigma, segments)
+        for group in self.groups:
+            first = np.unique(self.demand.targets[group], return_index=True)[1]
+            chosen = first[np.unique(np.linspace(0, first.size - 1, ANCHORS).round().astype(int))]
+            shift = []
+            for anchor in group[chosen]:
+                rate = self._rate(int(anchor), sigma, segments, self.mu[anchor] / gain, capped=False)
+                # A level that cannot be drawn at all under this noise counts as (next to) nobody in the batch.
+                shift.append(math.log(max(rate, SMALLEST_RATE) * gain / self.mu[anchor]))
+            # What the Gaussian limit misses varies slowly with the target: interpolate it between the anchors.
+            x = np.log(self.demand.targets[group[chosen]])
+            between = PchipInterpolator(x, shift) if x.size > 1 else lambda _, only=shift[0]: only
+            self.mu[group] *= np.exp(between(np.log(self.demand.targets[group])))
+
+    def _rate(
+        self,
+        level: int,
+        sigma: float,
+        segments: tuple[Segment, ...],
+        guess: float,
+        *,
+        capped: bool = True,
+        slope: float = 1.0,
+    ) -> float:
+        highest = 1.0 / min(s.batch_size for s in segments)
+        target = float(self.demand.targets[level])
+
+        def cost(rate: float) -> float:
+            return self.demand.cost(level, exposures(rate, sigma, segments))
+
+        if not capped and guess >= highest and cost(highest) <= target:
+            return guess  # beyond a rate of 1 there is nothing to learn
+        base = float(self.base[level])
+        return largest_within(cost, target, min(guess, highest), highest=highest, base=base, slope=slope)
+
+
+def largest_within(
+    cost: Callable[[float], float],
+    target: float,
+    guess: float,
+    *,
+    highest: float = math.inf,
+    base: float = 0.0,
+    slope: float = 1.0,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """The largest x (nearly) with cost(x) <= target, for an increasing cost with cost(0) = `base`; 0 if there
+    is none.
+
+    `slope` is d ln(cost) / d ln(x) as far as it is known: it speeds up the first correction.
+
+    Guarantee: cost(result) was computed and is at most the target, or the result is 0.
+    """
+    aim = 1 - tolerance / 2
+    low: tuple[float, float] | None = None
+    high: tuple[float, float] | None = None
+    x = min(guess, highest)
+
+    def height(y: float) -> float:
+        # Nearly proportional to x: squares add up in the Gaussian limit, so the base is taken off in squares.
+        return math.sqrt(max(y * y - base * base, 0.0) / max(target * target - base * base, 1e-300))
+
+    for _ in range(60):
+        y = cost(x)
+        if y <= target:
+            low = (x, height(y))
+            if y >= target * (1 - tolerance) or x >= highest:
+                return x
+        else:
+            high = (x, height(y))
+        if low and high:
+            if high[0] / low[0] < 1 + 1e-9:
+                break
+            x = _between(low, high, aim)
+        elif high:
+            x = (
+                high[0] * min(1 - tolerance / 8, max((aim / high[1]) ** (1 / slope), 1e-3))
+                if high[1] > 0
+                else high[0] / 2
+            )
+            if x < SMALLEST_RATE:
+                return 0.0
+        elif low:
+            x = min(
+                highest,
+                low[0] * max(1 + tolerance / 8, min((aim / low[1]) ** (1 / slope), 30.0))
+                if low[1] > 0
+                else low[0] * 4,
+            )
+    return low[0] if low else 0.0
+
+
+def _between(low: tuple[float, float], high: tuple[float, float], aim: float) -> float:
+    """The point between two brackets at which a power law through both would reach the aim, kept off the
+    ends."""
+    share = 0.5
+    if 0 < low[1] < high[1]:
+        share = math.log(aim / low[1]) / math.log(high[1] / low[1])
+    share = min(max(share, 0.02), 0.98)
+    return low[0] * (high[0] / low[0]) ** share
+
+
+def _refining(count: int) -> list[int]:
+    """0 .. count-1 in an order that starts with the ends and halves the gaps."""
+    order, step = [0, count - 1] if count > 1 else [0], count - 1
+    while step > 1:
+        step = (step + 1) // 2
+        order += range(0, count, step)
+    return list(dict.fromkeys([*order, *range(count)]))
+
+
+def _from_neighbours(
+    log_targets: FloatArray, solved: dict[int, float], index: int
+) -> tuple[float, float] | None:
+    """Rate and slope d ln(target) / d ln(rate) at a level, from its nearest solved neighbours on both
+    sides."""
+    below = max((i for i in solved if i < index and solved[i] > 0), default=None)
+    above = min((i for i in solved if i > index and solved[i] > 0), default=None)
+    if below is None or above is None or solved[above] <= solved[below]:
+        return None
+    points = sorted(i for i in solved if solved[i] > 0)
+    near = points[max(0, points.index(below) - 1) : points.index(above) + 2]
+    x, y = log_targets[near], np.log([solved[i] for i in near])
+    curve = PchipInterpolator(x, y) if (np.diff(y) > 0).all() else lambda at: np.interp(at, x, y)
+    slope = (log_targets[above] - log_targets[below]) / math.log(solved[above] / solved[below])
+    return math.exp(float(curve(log_targets[index]))), slope
+
+
+def _mu_for(target: float, delta: float, before: float) -> float:
+    """The Gaussian mu that, on top of `before`, reaches the target: a guess to start from."""
+    low, high = 0.0, 1.0
+    while delta_of_gaussian(high, target) < delta:
+        low, high = high, 2 * high
+    total = brentq(lambda mu: delta_of_gaussian(mu, target) - delta, low, high, xtol=1e-15)
+    return math.sqrt(max(total**2 - before**2, (1e-3 * total) ** 2))
+
+
+def _groups(demand: Demand) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Levels that share history and delta, so that one curve passes through them; each sorted by target,
+    distinct."""
+    members: dict[tuple[History, float], list[int]] = {}
+    for level, (history, delta) in enumerate(zip(demand.histories, demand.deltas, strict=True)):
+        members.setdefault((history, float(delta)), []).append(level)
+    return [np.array(sorted(group, key=lambda i: demand.targets[i])) for group in members.values()]
+
+
+def solve_participation(demand: Demand, steps: int, batch_size: float) -> tuple[float, float, FloatArray]:
+    """Noise, the common rate, and each level's participation, for a round that is drawn once (Definition
+    4.1).
+
+    The level that may spend most takes part for certain and fixes the noise; the others take part by chance;
+    the rate inside the round makes the expected batch the wanted one.
+
+    Guarantee: every level's total over its history and this round is at most its target, by the demand's
+    accountant.
+    """
+    usable = np.flatnonzero(demand.targets > 0)
+    if not usable.size:
+        fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
+    wanted = demand.only(usable)
+    search = _RateSearch(wanted, (Segment(steps),), batch_size)
+    top = int(np.argmax(search.mu))
+    # To start with: a small loss is proportional to the chance, and mu to the loss.
+    participation = search.mu / search.mu[top]
+    sigma = rate = 0.0
+    for _ in range(8):
+        previous, rate = rate, batch_size / float(wanted.people @ participation)
+        if rate > 1:
+            fail(
+                f"Expected batch_size of at most {int(rate**-1 * batch_size):,}, the people expected in a round. "
+                f"Got {batch_size:g}."
+            )
+        sigma = smallest_noise_multiplier(
+            float(wanted.targets[top]),
+            float(wanted.deltas[top]),
+            sample_rate=rate,
+            steps=steps,
+            history=wanted.histories[top],
+            accounting=demand.accountant,
+            tolerance=TOLERANCE / 4,
+        )
+        participation = _participation(wanted, search.base, participation, rate, sigma, steps)
+        if abs(previous / rate - 1) < TOLERANCE:
+            break
+    everyone = np.zeros(len(demand))
+    everyone[usable] = participation
+    return sigma, rate, everyone
+
+
+def _participation(
+    demand: Demand, base: FloatArray, guess: FloatArray, rate: float, sigma: float, steps: int
+) -> FloatArray:
+    known: dict[tuple[History, float, float], float] = {}
+    for level in range(len(demand)):
+        same = (demand.histories[level], float(demand.deltas[level]), float(demand.targets[level]))
+        if same not in known:
+            known[same] = largest_within(
+                lambda pi, level=level: demand.cost(level, (Exposure(pi, rate, sigma, steps),)),  # type: ignore[misc]
+                same[2],
+                float(guess[level]),
+                highest=1.0,
+                base=float(base[level]),
+            )
+    return np.array(
+        [
+            known[demand.histories[i], float(demand.deltas[i]), float(demand.targets[i])]
+            for i in range(len(demand))
+        ]
+    )

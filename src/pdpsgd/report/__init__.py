@@ -1,8 +1,0 @@
-"""Report pages: one self-contained HTML file that opens offline. Public things only go in."""
-
-from __future__ import annotations
-
-from pdpsgd.report.comparison import comparison_page
-from pdpsgd.report.run import run_page, write_run_report
-
-__all__ = ["comparison_page", "run_page", "write_run_report"]

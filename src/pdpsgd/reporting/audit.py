@@ -1,0 +1,43 @@
+"""The audit on the page of a run: what attacks could show, beside what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdpsgd.reporting.charts.audit import proven_against_measured
+from pdpsgd.reporting import parts
+
+
+def audit_parts(audit: Mapping[str, Any]) -> list[str]:
+    """What `audit.json` of a run folder says. Nothing in that file was computed from people's records."""
+    passed = "No alarm went off." if audit["passed"] else "An alarm went off: " + " ".join(audit["alarms"])
+    rows = [
+        (
+            str(row["tier"]),
+            _number(row["promised"]),
+            _number(row["proven"]),
+            _number(row["measured"]),
+            str(row["attack"] or ""),
+        )
+        for row in audit["rows"]
+    ]
+    head = ("tier", "promised, at most", "proven, at most", "measured, at least", "strongest attack")
+    shown = parts.table(head, rows, caption="Epsilon promised, proven and measured, tier by tier")
+    return [
+        parts.paragraph(
+            f"Made-up people were put on the list and the training was attacked, at {audit['confidence']:.0%} "
+            f"confidence. {passed} What is measured is a lower bound: the truth lies between it and what is proven, "
+            "and a small figure does not show that little leaks."
+        ),
+        parts.chart(
+            proven_against_measured(dict(audit)),
+            title="Proven and measured",
+            describe="For each tier of people: epsilon promised, proven, and shown by attacks.",
+            data=shown,
+        ),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"

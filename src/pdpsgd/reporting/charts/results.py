@@ -1,0 +1,161 @@
+"""Charts of what came out: accuracy over steps, by group and by seed, and what mechanisms use of what people allow."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdpsgd.reporting.charts.style import (
+    PAPER,
+    Chart,
+    Palette,
+    Rows,
+    altair_module,
+    data_of,
+    levels_colour,
+    save,
+    series_colour,
+)
+
+if TYPE_CHECKING:
+    from pdpsgd.training.comparison import Comparison
+
+
+def save_comparison_chart(comparison: Comparison, path: Path, *, palette: Palette = PAPER) -> None:
+    """What each mechanism uses of what people allow, and how good it is, in one picture."""
+    altair = altair_module()
+    used = used_chart(used_rows(comparison), palette).properties(
+        title="How much of what each tier allows is used", width=520
+    )
+    seeds = seeds_chart(seed_rows(comparison), palette).properties(title="Accuracy on test people", width=520)
+    save(altair.vconcat(used, seeds).resolve_scale(color="independent", x="independent"), path, palette)
+
+
+def used_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """What each mechanism uses of each tier's epsilon, where it is proven."""
+    return [
+        {
+            "mechanism": outcome.mechanism,
+            "tier": f"ε {tier.name}",
+            "used": tier.used,
+            "proven": tier.proven,
+            "promised": tier.promised,
+        }
+        for outcome in comparison.outcomes
+        for tier in outcome.tiers
+        if tier.used is not None
+    ]
+
+
+def seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Accuracy of each run, and each mechanism's mean."""
+    return [
+        {"mechanism": outcome.mechanism, "seed": str(seed), "value": value, "mean": outcome.accuracy}
+        for outcome in comparison.outcomes
+        for seed, value in zip(outcome.seeds, outcome.accuracies, strict=True)
+    ]
+
+
+def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
+    """Accuracy over steps, a line a series; `rows` have step, series and value."""
+    alt = altair_module()
+
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    colour = series_colour(names, palette)
+    return (
+        alt.Chart(data_of(rows))
+        .mark_line(strokeWidth=2, point={"size": 28, "filled": True})
+        .encode(
+            x=alt.X("step:Q", title="step"),
+            y=alt.Y(
+                "value:Q", title=y_title, axis=alt.Axis(format="%"), scale=alt.Scale(zero=False, nice=True)
+            ),
+            color=colour,
+            tooltip=["series:N", "step:Q", alt.Tooltip("value:Q", format=".1%")],
+        )
+    )
+
+
+def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
+    """Accuracy of groups with 95 % intervals; `rows` have group, series, value, low, high, people."""
+    alt = altair_module()
+
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    several = len(names) > 1
+    colour = series_colour(names, palette)
+    more = {"yOffset": alt.YOffset("series:N", sort=names)} if several else {}
+    base = alt.Chart(data_of(rows)).encode(y=alt.Y("group:N", sort=groups, title=None), color=colour, **more)
+    tooltip = [
+        "group:N",
+        "series:N",
+        alt.Tooltip("value:Q", format=".1%"),
+        alt.Tooltip("low:Q", format=".1%"),
+        alt.Tooltip("high:Q", format=".1%"),
+        alt.Tooltip("people:Q", format=","),
+    ]
+    scale = alt.Scale(zero=False, nice=True)
+    x = alt.X("low:Q", title=x_title, axis=alt.Axis(format="%"), scale=scale)
+    spans = base.mark_rule(strokeWidth=2, opacity=0.55).encode(x=x, x2="high:Q", tooltip=tooltip)
+    dots = base.mark_circle(size=70, opacity=1).encode(x="value:Q", tooltip=tooltip)
+    return (spans + dots).properties(height=max(90, (14 + 12 * len(names)) * len(groups)))
+
+
+def seeds_chart(rows: Rows, palette: Palette) -> Chart:
+    """Accuracy of each mechanism: a dot a seed, a mark at the mean.
+
+    `rows` have mechanism, seed, value, mean.
+    """
+    alt = altair_module()
+    names = list(dict.fromkeys(row["mechanism"] for row in rows))
+    scale = alt.Scale(zero=False, nice=True)
+    base = alt.Chart(data_of(rows)).encode(y=alt.Y("mechanism:N", sort=names, title=None))
+    x = alt.X(
+        "value:Q",
+        title="accuracy on test people: dot = one seed, mark = mean",
+        axis=alt.Axis(format="%"),
+        scale=scale,
+    )
+    tooltip = [
+        "mechanism:N",
+        "seed:N",
+        alt.Tooltip("value:Q", format=".1%"),
+        alt.Tooltip("mean:Q", format=".1%"),
+    ]
+    means = base.mark_tick(thickness=3, size=26, color=palette.promised, opacity=1).encode(
+        x="mean:Q", tooltip=tooltip
+    )
+    dots = base.mark_circle(size=60, opacity=0.8, color=palette.accent).encode(x=x, tooltip=tooltip)
+    return (dots + means).properties(height=max(90, 40 * len(names)))
+
+
+def used_chart(rows: Rows, palette: Palette) -> Chart:
+    """How much of each tier's epsilon a mechanism uses; `rows` have mechanism, tier, used, proven,
+    promised."""
+    alt = altair_module()
+
+    tiers = list(dict.fromkeys(row["tier"] for row in rows))
+    names = list(dict.fromkeys(row["mechanism"] for row in rows))
+    return (
+        alt.Chart(data_of(rows))
+        .mark_bar(cornerRadiusEnd=3)
+        .encode(
+            y=alt.Y("mechanism:N", sort=names, title=None),
+            yOffset=alt.YOffset("tier:N", sort=tiers),
+            x=alt.X("used:Q", title="share of what people allow that is used", axis=alt.Axis(format="%")),
+            color=levels_colour(tiers, palette, title="tier"),
+            tooltip=["mechanism:N", "tier:N", alt.Tooltip("used:Q", format=".1%"), "proven:Q", "promised:Q"],
+        )
+        .properties(height=max(90, 22 * len(tiers) * len(names)))
+    )
+
+
+def interval(right: float, people: int) -> tuple[float, float]:
+    """Wilson's 95 % interval for a share of so many people."""
+    if people == 0:
+        return 0.0, 1.0
+    z = 1.959964
+    centre = (right + z * z / (2 * people)) / (1 + z * z / people)
+    half = z * math.sqrt(right * (1 - right) / people + z * z / (4 * people * people)) / (1 + z * z / people)
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,268 @@
+"""The page of one run, from its folder.
+
+What goes in: the plan, the settings, and figures on test people. What stays out: anything computed from the
+private training data, and the list of who was promised what (`promises.csv`), which is for each person alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pdpsgd.reporting import charts
+from pdpsgd.reporting.charts import PAGE
+from pdpsgd.errors import fail
+from pdpsgd.reporting import parts
+from pdpsgd.reporting.audit import audit_parts
+from pdpsgd.training.finished_run import Run, read_run
+from pdpsgd.reporting.plan import (
+    Check,
+    check_of,
+    promise_parts,
+    schedule_parts,
+    used_parts,
+    verify_parts,
+)
+
+
+def write_run_report(folder: str | Path, output: str | Path | None = None) -> Path:
+    """Write the page of a run, by default into its folder, and say where it is.
+
+    The page of a plan that tells who was drawn (as-published bookkeeping) gets a name that says so.
+    """
+    from pdpsgd.training.run_folder import SENSITIVE, write_atomically
+
+    run = read_run(folder)
+    name = f"{SENSITIVE}-report.html" if run.plan.sensitive else "report.html"
+    path = Path(folder) / name if output is None else Path(output)
+    text = run_page(run)
+    if not path.parent.is_dir():
+        fail(f"Expected a folder that is there, to write {str(path)!r} into. Got {str(path.parent)!r}.")
+    write_atomically(path, text)
+    return path
+
+
+def run_page(run: Run) -> str:
+    """The page as text."""
+    name = str(run.settings.get("data") or run.name)
+    check = check_of(run.plan)
+    sections = [
+        parts.Section("Overview", "At a glance", _overview(run)),
+        parts.Section("Promise", "What was promised, and what is proven", *promise_parts(run.plan)),
+        parts.Section("Use", "How much of what people allow was used", *used_parts(run.plan)),
+        parts.Section(
+            "Rates and noise",
+            "How often people were drawn, and under how much noise",
+            *schedule_parts(run.plan),
+        ),
+        parts.Section("Accuracy", "How good the model is", *_accuracy(run)),
+        parts.Section("Gains and losses", "Who gains and who loses", *_gains(run)),
+        parts.Section("Meaning", "What the promise means, and what it does not", _meaning(run)),
+        parts.Section("Settings", "Settings", *_settings(run)),
+        parts.Section("Check it", "How to check this yourself", *verify_parts(run.plan, check)),
+    ]
+    if run.audit is not None:
+        sections.insert(6, parts.Section("Audit", "What attacks could measure", *audit_parts(run.audit)))
+    return parts.page(
+        title=f"Privacy report: {name}", kind="Training run", verdict=_verdict(run, check), sections=sections
+    )
+
+
+def _verdict(run: Run, check: Check) -> str:
+    plan = run.plan
+    if plan.sensitive:
+        return parts.verdict(
+            False,
+            "No promise is kept here.",
+            "The plan follows the published bookkeeping, in which only those who are drawn pay. What can "
+            "be proven for it is "
+            "more than people allowed. Not for release.",
+        )
+    if any(level.proven_epsilon is None for level in plan.levels if math.isfinite(level.epsilon)):
+        return parts.verdict(
+            False,
+            "Nothing is proven.",
+            f"The plan was made with {plan.accountant}, an approximation. Not for release.",
+        )
+    if check.broken is not None:
+        return parts.verdict(False, "The plan breaks its promise.", f"{check.broken} Do not publish.")
+    note = run.result.get("release_note")
+    if note:
+        return parts.verdict(
+            False,
+            "The plan keeps its promise, but this run is not for release.",
+            f"Reason: {str(note).removesuffix(': not for release')}. To publish a model, train again "
+            "without a seed.",
+        )
+    return parts.verdict(
+        True,
+        f"The promise is proven for all {plan.people:,} people on the list.",
+        "Whatever the model shows, and whoever looks at it, nobody's record weighs more than that person "
+        "allowed.",
+    )
+
+
+def _overview(run: Run) -> str:
+    plan = run.plan
+    from pdpsgd.planning.plan_table import allowed_and_used
+
+    allowed, used = allowed_and_used(plan)
+    pairs = [
+        ("people on the list", f"{plan.people:,}"),
+        ("levels of privacy", f"{len(plan.levels):,}"),
+        (
+            "of what people allow, used",
+            "not proven" if used is None or not allowed else f"{100 * used / allowed:.1f} %",
+        ),
+    ]
+    accuracy = run.evaluation.get("accuracy")
+    if accuracy is not None:
+        pairs.append((f"accuracy on {run.evaluation['people']:,} test people", f"{accuracy:.1%}"))
+    pairs += [
+        ("mechanism", plan.mechanism),
+        ("steps", f"{plan.steps:,}"),
+    ]
+    return parts.figures(pairs)
+
+
+def _accuracy(run: Run) -> list[str]:
+    evaluation = run.evaluation
+    if evaluation.get("accuracy") is None:
+        return [parts.paragraph("There were no test people, so nothing is said about accuracy.")]
+    low, high = charts.interval(evaluation["accuracy"], evaluation["people"])
+    made = [
+        parts.paragraph(
+            f"The model is right for {evaluation['accuracy']:.1%} of {evaluation['people']:,} test people, "
+            "who are not on the "
+            f"list (95 % interval for people like them: {low:.1%} to {high:.1%})."
+        )
+    ]
+    rows = accuracy_rows(run.history)
+    if rows:
+        data = parts.series_table(
+            rows, series="series", value="value", form=".1%", caption="Accuracy on test people over the steps"
+        )
+        made.append(
+            parts.chart(
+                charts.lines_chart(rows, PAGE, y_title="accuracy").properties(height=240),
+                title="Accuracy on test people over the steps",
+                describe="Accuracy on test people over the steps.",
+                data=data,
+            )
+        )
+    return made
+
+
+def accuracy_rows(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The line over all test people, and one for each tier where there are few."""
+    rows = []
+    for record in history:
+        if record.get("test_accuracy") is None:
+            continue
+        rows.append({"step": record["step"], "series": "all", "value": record["test_accuracy"]})
+        tiers = record.get("by_tier") or {}
+        if len(tiers) <= 4:
+            rows += [{"step": record["step"], "series": f"ε {t}", "value": v} for t, v in tiers.items()]
+    return rows
+
+
+def _gains(run: Run) -> list[str]:
+    evaluation = run.evaluation
+    made = [
+        parts.paragraph(
+            "People who allow more weigh more in training, so the model may suit them better. These "
+            "figures are of test people; "
+            "nothing here is computed from the data that was trained on."
+        )
+    ]
+    groups = (
+        ("by_tier", "tier", "By tier: epsilon that test people allow"),
+        ("by_class", "class", "By class"),
+    )
+    for key, what, title in groups:
+        shares = evaluation.get(key) or {}
+        if not shares:
+            continue
+        named = {_group_name(key, name, run.settings): share for name, share in shares.items()}
+        rows = [
+            {"group": name, "series": "this model", "value": s["accuracy"], "people": s["people"]}
+            | dict(zip(("low", "high"), charts.interval(s["accuracy"], s["people"]), strict=True))
+            for name, s in named.items()
+        ]
+        made.append(
+            parts.chart(
+                charts.shares_chart(rows, PAGE, x_title="accuracy (line: 95 % interval)"),
+                title=title,
+                describe=f"Accuracy on test people by {what}.",
+                data=parts.table(
+                    (what, "accuracy", "95 % interval", "test people"),
+                    [
+                        (
+                            r["group"],
+                            f"{r['value']:.1%}",
+                            f"{r['low']:.1%} to {r['high']:.1%}",
+                            f"{r['people']:,}",
+                        )
+                        for r in rows
+                    ],
+                    caption=title,
+                ),
+            )
+        )
+    if len(made) == 1:
+        made.append(
+            parts.paragraph("There were no test people, so nothing can be said about tiers and classes.")
+        )
+    return made
+
+
+def _group_name(key: str, name: str, settings: Mapping[str, Any]) -> str:
+    if key == "by_tier":
+        return f"ε {name}"
+    classes = settings.get("classes") or []
+    return str(classes[int(name)]) if name.isdigit() and int(name) < len(classes) else name
+
+
+def _meaning(run: Run) -> str:
+    lines = [
+        "Protected: each person's record, and whether they supplied one at all. With or without it, the "
+        "chance of any "
+        "outcome changes by a factor of at most e to the power epsilon, but for a probability of at most "
+        "delta.",
+        "Not protected: being on the list of people, and the (epsilon, delta) that a person allows. Both "
+        "are public.",
+        "It holds for the model and everything in the run's folder, apart from files named SENSITIVE and "
+        "the checkpoint. "
+        "It adds up: another run on the same people spends more, unless its plan counts this one as history.",
+        "It assumes that settings were not tuned by looking at the private data, and that the randomness "
+        "stays secret.",
+        "It is about what a record adds. What can be learned about a person from everybody else's records "
+        "is not covered.",
+    ]
+    return parts.bullets(
+        [*lines, *(f"Note: {note}" for note in (*run.settings.get("notes", ()), *run.plan.notes))]
+    )
+
+
+def _settings(run: Run) -> list[str]:
+    left_out = ("classes", "notes")
+    settings = {name: value for name, value in run.settings.items() if name not in left_out}
+    plan = {
+        "mechanism": run.plan.mechanism,
+        "bookkeeping": run.plan.bookkeeping,
+        "accountant": run.plan.accountant,
+        "neighbours": run.plan.neighbours,
+        "max_grad_norm": run.plan.max_grad_norm,
+    }
+    made = {
+        **{"parameters of the model": f"{run.result.get('parameters', 0):,}"},
+        "seconds of training": run.result.get("seconds"),
+        **{f"version of {name}": value for name, value in (run.result.get("versions") or {}).items()},
+    }
+    return [
+        parts.settings_table(plan, caption="The plan"),
+        parts.settings_table(settings, caption="The training"),
+        parts.settings_table(made, caption="The run"),
+    ]

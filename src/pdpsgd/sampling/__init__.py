@@ -1,0 +1,1 @@
+"""Everything random: who is in a batch, and the noise, from one secret key."""

@@ -1,0 +1,1 @@
+"""One call: plan, train, evaluate, write a run folder."""

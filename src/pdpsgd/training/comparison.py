@@ -1,0 +1,323 @@
+"""Several mechanisms on the same data, people and seeds: what each gets, and what each uses.
+
+A comparison is for study, on public data or on data whose people agreed to it: every run spends what its plan
+says, several runs on the same people add up, and its seeds can be guessed. Its models are not for release.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.planning.plans import Plan
+
+MOST_TIERS = 6
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What a mechanism promises and proves to the people of like budgets."""
+
+    name: str
+    people: int
+    promised: float
+    proven: float | None
+    used: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One mechanism over all seeds."""
+
+    mechanism: str
+    plan: Plan
+    tiers: tuple[Tier, ...]
+    used: float | None
+    seeds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    by_tier: Mapping[str, tuple[float, int]]
+    by_class: Mapping[str, tuple[float, int]]
+    history: tuple[Mapping[str, Any], ...]
+    planning_seconds: float
+    training_seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean over the seeds; None with one seed."""
+        count = len(self.accuracies)
+        return statistics.stdev(self.accuracies) / math.sqrt(count) if count > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "mechanism": self.mechanism,
+            "accuracy": self.accuracy,
+            "standard_error": self.standard_error,
+            "seeds": list(self.seeds),
+            "accuracies": list(self.accuracies),
+            "used": self.used,
+            "tiers": [asdict(tier) for tier in self.tiers],
+            "noise_multipliers": [r.noise_multiplier for r in self.plan.rounds],
+            "steps": self.plan.steps,
+            "by_tier": {name: {"accuracy": a, "people": n} for name, (a, n) in self.by_tier.items()},
+            "by_class": {name: {"accuracy": a, "people": n} for name, (a, n) in self.by_class.items()},
+            "history": [dict(record) for record in self.history],
+            "planning_seconds": round(self.planning_seconds, 2),
+            "training_seconds": round(self.training_seconds, 2),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Mechanisms side by side. `notes` are what a reader must be told."""
+
+    data: str
+    model: str
+    classes: tuple[str, ...]
+    people: int
+    test_people: int
+    outcomes: tuple[Outcome, ...]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "data": self.data,
+            "model": self.model,
+            "classes": list(self.classes),
+            "people": self.people,
+            "test_people": self.test_people,
+            "outcomes": [outcome.to_dict() for outcome in self.outcomes],
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+            "notes": list(self.notes),
+        }
+
+    def table(self) -> Any:
+        """As a rich table: accuracy, promised and proven epsilon per tier, share used, time."""
+        from rich import box
+        from rich.table import Table
+
+        title = f"{self.data}, {self.people:,} people, {self.test_people:,} to test"
+        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        made.add_column("mechanism", no_wrap=True)
+        made.add_column("accuracy, %", justify="right", no_wrap=True)
+        promised = " / ".join(tier.name for tier in self.outcomes[0].tiers)
+        made.add_column(
+            f"epsilon proven, of\n{promised} promised", justify="right", no_wrap=len(promised) < 24
+        )
+        for name in ("used", "noise", "time\na run"):
+            made.add_column(name, justify="right")
+        for outcome in self.outcomes:
+            noise = [r.noise_multiplier for r in outcome.plan.rounds]
+            made.add_row(
+                outcome.mechanism,
+                _with_error(outcome),
+                " / ".join("?" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
+                "" if outcome.used is None else f"{outcome.used:.1%}",
+                f"{min(noise):.2f}" if min(noise) == max(noise) else f"{min(noise):.2f} to {max(noise):.2f}",
+                f"{outcome.training_seconds:.1f} s",
+            )
+        return made
+
+
+def compare(
+    mechanisms: Sequence[str],
+    *,
+    make_model: Callable[[int], nn.Module],
+    data: tuple[Any, Any],
+    budgets: Budgets,
+    test_data: tuple[Any, Any],
+    test_tiers: Sequence[str] | None = None,
+    record_ids: Any = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    plan_options: Mapping[str, Any] | None = None,
+    options_of: Mapping[str, Mapping[str, Any]] | None = None,
+    training: Mapping[str, Any] | None = None,
+    name: str = "data",
+    model_name: str = "model",
+    classes: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """Plan once for each mechanism, train it with every seed, evaluate on the same test people.
+
+    `make_model(seed)` gives a fresh network, the same for the same seed. `plan_options` go to `plan`,
+    `training` to `fit`; `options_of[mechanism]` overrides either for one mechanism.
+    """
+    from pdpsgd.training.fitting import versions
+
+    _check(mechanisms, seeds)
+    outcomes = []
+    settings = {
+        "plan": dict(plan_options or {}),
+        "training": dict(training or {}),
+        **{name: dict(options) for name, options in (options_of or {}).items()},
+        "seeds": list(seeds),
+    }
+    for mechanism in mechanisms:
+        own = dict((options_of or {}).get(mechanism, {}))
+        outcomes.append(
+            _outcome(
+                mechanism,
+                budgets=budgets,
+                plan_options={
+                    **(plan_options or {}),
+                    **{k: own.pop(k) for k in list(own) if k in PLAN_OPTIONS},
+                },
+                training={**(training or {}), **own},
+                make_model=make_model,
+                data=data,
+                test_data=test_data,
+                test_tiers=test_tiers,
+                record_ids=record_ids,
+                seeds=seeds,
+                progress=progress,
+            )
+        )
+    return Comparison(
+        data=name,
+        model=model_name,
+        classes=tuple(classes),
+        people=len(budgets),
+        test_people=len(test_data[0]),
+        outcomes=tuple(outcomes),
+        settings=settings,
+        versions=versions(),
+        notes=tuple(notes),
+    )
+
+
+PLAN_OPTIONS = (
+    "steps",
+    "batch_size",
+    "accountant",
+    "max_grad_norm",
+    "rounds",
+    "noise_multiplier",
+    "drawn",
+    "weights",
+    "loss",
+)
+
+
+def tiers_of(plan: Plan, most: int = MOST_TIERS) -> tuple[Tier, ...]:
+    """The plan's levels as tiers, neighbours together if there are many."""
+    from pdpsgd.planning.plan_table import rows
+
+    tiers = []
+    for row in rows(plan, most):
+        low, high = row.epsilon
+        name = f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
+        tiers.append(Tier(name, row.people, high, None if row.proven is None else row.proven[1], row.used))
+    return tuple(tiers)
+
+
+def _outcome(
+    mechanism: str,
+    *,
+    budgets: Budgets,
+    plan_options: Mapping[str, Any],
+    training: Mapping[str, Any],
+    make_model: Callable[[int], nn.Module],
+    seeds: Sequence[int],
+    data: Any,
+    test_data: Any,
+    test_tiers: Sequence[str] | None,
+    record_ids: Any,
+    progress: Callable[[str, int, int], None] | None,
+) -> Outcome:
+    from pdpsgd.planning.plan_table import allowed_and_used
+    from pdpsgd.planning.planner import plan
+    from pdpsgd.training.fitting import fit
+
+    started = time.monotonic()
+    made = plan(budgets, mechanism, **plan_options)
+    planned = time.monotonic() - started
+    results, seconds = [], []
+    for number, seed in enumerate(seeds):
+        if progress is not None:
+            progress(mechanism, number, len(seeds))
+        started = time.monotonic()
+        results.append(
+            fit(
+                make_model(seed),
+                data,
+                budgets,
+                plan=made,
+                record_ids=record_ids,
+                test_data=test_data,
+                test_tiers=test_tiers,
+                seed=seed,
+                progress=False,
+                **{"evaluate_every": max(1, made.steps // 20), **training},
+            )
+        )
+        seconds.append(time.monotonic() - started)
+    if progress is not None:
+        progress(mechanism, len(seeds), len(seeds))
+    allowed, used = allowed_and_used(made)
+    return Outcome(
+        mechanism=mechanism,
+        plan=made,
+        tiers=tiers_of(made),
+        used=None if used is None or not allowed else used / allowed,
+        seeds=tuple(seeds),
+        accuracies=tuple(_accuracy(result) for result in results),
+        by_tier=_mean_shares([result.evaluation.by_tier for result in results if result.evaluation]),
+        by_class=_mean_shares([result.evaluation.by_class for result in results if result.evaluation]),
+        history=tuple(_mean_history([result.history for result in results])),
+        planning_seconds=planned,
+        training_seconds=statistics.fmean(seconds),
+    )
+
+
+def _accuracy(result: Any) -> float:
+    if result.accuracy is None:
+        fail("Expected a model whose outputs are classes, to compare accuracies. Got one that gives none.")
+    return float(result.accuracy)
+
+
+def _mean_shares(parts: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
+    """Accuracy of each group, averaged over the seeds, with the number of test people in it."""
+    return {
+        name: (statistics.fmean(part[name].accuracy for part in parts), parts[0][name].people)
+        for name in parts[0]
+    }
+
+
+def _mean_history(histories: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+    for records in zip(*histories, strict=True):
+        yield {
+            "step": records[0]["step"],
+            "test_accuracy": statistics.fmean(record["test_accuracy"] for record in records),
+        }
+
+
+def _with_error(outcome: Outcome) -> str:
+    mean, error = f"{100 * outcome.accuracy:.1f}", outcome.standard_error
+    return mean if error is None else f"{mean} ± {100 * error:.1f}"
+
+
+def _check(mechanisms: Sequence[str], seeds: Sequence[int]) -> None:
+    if not mechanisms or len(set(mechanisms)) < len(mechanisms):
+        fail(f"Expected one or more different mechanisms. Got {list(mechanisms)!r}.")
+    if not seeds or len(set(seeds)) < len(seeds):
+        fail(f"Expected one or more different seeds. Got {list(seeds)!r}.")

@@ -1,0 +1,115 @@
+"""Losses, optimizers, schedules and augmentations by name, so that a settings file can hold them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from pdpsgd.training.augmentation import Shifts
+from pdpsgd.errors import check_positive, fail
+
+Loss = Callable[[Any, Any], Tensor]
+Schedule = Callable[[float], float]
+Augment = Callable[[Any], Any]
+
+
+def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(
+        outputs.reshape(targets.shape), targets.to(outputs.dtype)
+    )
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.mse_loss(outputs.reshape(targets.shape), targets.to(outputs.dtype))
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": functional.cross_entropy,
+    "binary-cross-entropy": _binary_cross_entropy,
+    "squared-error": _squared_error,
+}
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+}
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+AUGMENTATIONS: dict[str, Augment] = {"shifts": Shifts(2)}
+
+
+def loss_of(loss: str | Loss) -> Loss:
+    """A loss by name, or the user's own: a function of outputs and targets, the mean over examples."""
+    return loss if callable(loss) else _by_name(LOSSES, loss=loss)
+
+
+def schedule_of(schedule: str | Schedule) -> Schedule:
+    """A schedule by name, or the user's own: from the share of steps done to a factor of the rate."""
+    return schedule if callable(schedule) else _by_name(SCHEDULES, schedule=schedule)
+
+
+def augment_of(augment: str | Augment | None) -> Augment | None:
+    """An augmentation by name, or the user's own: from a batch of inputs to as many changed ones. "none" is none."""
+    if augment == "none":
+        return None
+    return _by_name(AUGMENTATIONS, augment=augment) if isinstance(augment, str) else augment
+
+
+def optimizer_of(
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer],
+    parameters: Iterable[nn.Parameter],
+    *,
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    options: Mapping[str, Any],
+) -> Optimizer:
+    """An optimizer by name, or made by the user's own function of the parameters."""
+    if callable(optimizer):
+        return optimizer(parameters)
+    check_positive(learning_rate=learning_rate)
+    kind = _by_name(OPTIMIZERS, optimizer=optimizer)
+    keywords: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, **options}
+    if momentum:
+        if optimizer not in ("sgd", "rmsprop"):
+            fail(
+                f"Expected momentum=0 with optimizer {optimizer!r}, which has its own. Got "
+                f"momentum={momentum!r}."
+            )
+        keywords["momentum"] = momentum
+    try:
+        made: Optimizer = kind(parameters, **keywords)
+    except TypeError as error:
+        fail(f"Expected optimizer_options that {kind.__name__} knows. Got {dict(options)!r} ({error}).")
+    return made
+
+
+def name_of(choice: Any) -> str:
+    """How a choice is written into settings: its name, or where the user's own function was defined."""
+    if isinstance(choice, str):
+        return choice
+    module = getattr(choice, "__module__", type(choice).__module__)
+    return f"{module}:{getattr(choice, '__qualname__', type(choice).__qualname__)}"
+
+
+def _by_name(known: Mapping[str, Any], **choice: str) -> Any:
+    ((what, name),) = choice.items()
+    if name not in known:
+        accepted = ", ".join(map(repr, known))
+        fail(f"Expected {what} to be one of {accepted}, or a function of your own. Got {what}={name!r}.")
+    return known[name]

@@ -1,0 +1,131 @@
+"""How good a model is on people who were not trained on: in all, by tier, and by class.
+
+The figures are computed from the test people only. They must not be on the list of those whose privacy the
+plan protects; what is computed from training people would be sensitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.errors import fail
+from pdpsgd.engine.execution import Chunk
+from pdpsgd.engine.records import Records, call, records_of, to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike
+
+BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of how many were right."""
+
+    accuracy: float
+    people: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on test people; `accuracy` is None where outputs are not classes."""
+
+    people: int
+    loss: float
+    accuracy: float | None
+    by_tier: dict[str, Share] = field(default_factory=dict)
+    by_class: dict[str, Share] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    loss: Callable[[Any, Any], Tensor],
+    *,
+    tiers: ArrayLike | None = None,
+    batch_size: int = BATCH_SIZE,
+) -> Evaluation:
+    """Run the model over test data, without gradients, and count what it gets right.
+
+    Outputs with one column per class are compared with whole-number targets, and a single logit with targets
+    of 0 and 1; for anything else only the loss is given. `tiers` names the tier of each test person.
+    """
+    records = records_of(data)
+    if len(records) == 0:
+        fail("Expected at least one test record. Got none.")
+    names = None if tiers is None else np.asarray(tiers)
+    if names is not None and names.shape != (len(records),):
+        fail(f"Expected one tier for each of the {len(records)} test records. Got shape {names.shape}.")
+    total, right, classes = 0.0, [], []
+    for size, outputs, targets in _predictions(model, records, batch_size):
+        total += float(loss(outputs, targets)) * size
+        correct = _correct(outputs, targets)
+        if correct is not None:
+            right.append(correct.cpu().numpy())
+            classes.append(targets.reshape(size).cpu().numpy())
+    if not right:
+        return Evaluation(len(records), total / len(records), None)
+    correct_all, class_all = np.concatenate(right), np.concatenate(classes)
+    return Evaluation(
+        people=len(records),
+        loss=total / len(records),
+        accuracy=float(correct_all.mean()),
+        by_tier={} if names is None else _shares(correct_all, names),
+        by_class=_shares(correct_all, class_all.astype(np.int64)),
+    )
+
+
+def _predictions(model: nn.Module, records: Records, batch_size: int) -> Iterator[tuple[int, Any, Any]]:
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for chunk, batch in records.batches(_in_order(len(records), batch_size)):
+                inputs, targets = (to_device(part, device) for part in batch)
+                yield chunk.size, call(model, inputs), targets
+    finally:
+        model.train(was_training)
+
+
+def _in_order(records: int, batch_size: int) -> Iterator[Chunk]:
+    for start in range(0, records, batch_size):
+        numbers = np.arange(start, min(start + batch_size, records), dtype=np.int64)
+        yield Chunk(step=0, records=numbers, clip_norms=torch.empty(0), first=True, last=True)
+
+
+def _correct(outputs: Any, targets: Any) -> Tensor | None:
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if outputs.dim() == 2 and outputs.shape[1] > 1 and targets.dim() == 1 and not targets.is_floating_point():
+        return outputs.argmax(1) == targets
+    binary = outputs.numel() == len(outputs) and targets.numel() == len(outputs)
+    if binary and bool(((targets == 0) | (targets == 1)).all()):
+        return (outputs.reshape(-1) > 0) == (targets.reshape(-1) == 1)
+    return None
+
+
+def _shares(correct: np.ndarray[Any, Any], names: np.ndarray[Any, Any]) -> dict[str, Share]:
+    values, places = np.unique(names, return_inverse=True)
+    people = np.bincount(places)
+    right = np.bincount(places, weights=correct)
+    return {
+        _label(value): Share(float(r / n), int(n)) for value, r, n in zip(values, right, people, strict=True)
+    }
+
+
+def _label(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)

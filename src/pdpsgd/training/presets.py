@@ -1,0 +1,234 @@
+"""Named recipes: what did best in the search for each benchmark, for budgets around epsilon 0.5 to 1.
+
+What they reach is on record in docs/results (`search.md`, `networks.md`, `features.md`). They were found with
+the data of those benchmarks; on other data they are a start, not a promise.
+
+    made = pdpsgd.training.presets.preset("mnist")
+    data = made.prepare(pdpsgd.data.benchmarks.load("mnist"))
+    pdpsgd.fit(made.make_model(data), (data.train_inputs, data.train_targets), budgets, preset="mnist")
+
+>>> preset("mnist").fit_options()["batch_size"]
+1024
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pdpsgd.errors import check_one_of, fail
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from pdpsgd.data.benchmarks import Dataset
+    from pdpsgd.data.people import PeopleData
+    from pdpsgd.planning.plans import Plan
+    from pdpsgd.models.pretraining import Progress
+
+DEFAULTS: dict[str, Any] = {
+    "steps": None,
+    "batch_size": 1024,
+    "max_grad_norm": 1.0,
+    "learning_rate": 1.0,
+    "momentum": 0.0,
+    "schedule": "cosine",
+    "weight_average": None,
+    "augment": None,
+    "views": 1,
+}
+"""How `fit` trains where neither its caller nor a preset says otherwise."""
+
+
+FEATURES = ("pixels", "standardised-pixels", "locally-standardised-pixels", "scattering")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A network and the settings of its training, by which `fit` and `train` can be called.
+
+    `learning_rate` is the optimizer's own. Gradients are clipped far below their size, so that all people
+    count alike; the learning rate makes up for it. With `start` "drawn", the network has seen drawn digits
+    before (see `pdpsgd.models.pretraining`).
+    """
+
+    name: str
+    summary: str
+    dataset: str
+    model: str
+    activation: str | None
+    features: str
+    steps: int
+    batch_size: int
+    learning_rate: float
+    max_grad_norm: float
+    momentum: float = 0.0
+    schedule: str = "cosine"
+    weight_average: float | None = None
+    augment: str | None = None
+    views: int = 1
+    start: str = "random"
+
+    def fit_options(self) -> dict[str, Any]:
+        """Keyword arguments of `pdpsgd.fit`."""
+        return {
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "max_grad_norm": self.max_grad_norm,
+            "learning_rate": self.learning_rate,
+            "momentum": self.momentum,
+            "schedule": self.schedule,
+            "weight_average": self.weight_average,
+            "augment": self.augment,
+            "views": self.views,
+        }
+
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """The data set with the preset's features as inputs."""
+        self.check_is_for(dataset.name)
+        return replace(
+            dataset,
+            train_inputs=self.features_of(dataset.train_inputs),
+            test_inputs=self.features_of(dataset.test_inputs),
+        )
+
+    def check_is_for(self, dataset: str) -> None:
+        """Refuse another data set than the preset's."""
+        if dataset != self.dataset:
+            fail(f"Expected the data set {self.dataset!r} for preset {self.name!r}. Got {dataset!r}.")
+
+    def features_of(self, images: Tensor) -> Tensor:
+        """What the preset's network is given of these images, each image's by itself."""
+        check_one_of(FEATURES, features=self.features)
+        if self.features == "scattering":
+            from pdpsgd.models.scattering import scattering_features
+
+            return scattering_features(images)
+        from pdpsgd.models.standardization import PIXELS
+
+        return PIXELS[self.features](images)
+
+    def make_model(self, dataset: Dataset | PeopleData, *, progress: Progress | None = None) -> nn.Module:
+        """The preset's network for a data set that `prepare` gave back.
+
+        One that starts from drawn digits is trained on them first, which takes a minute; `progress` is told of it.
+        """
+        from pdpsgd.models import networks as models
+        from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_drawn
+
+        check_one_of(STARTS, start=self.start)
+        made = models.by_name(
+            self.model,
+            input_shape=dataset.input_shape,
+            classes=len(dataset.classes),
+            activation=self.activation,
+        )
+        if self.model == "linear":
+            start_at_zero(made)
+        if self.start == "drawn":
+            start_from_drawn(made, self.dataset, features_of=self.features_of, progress=progress)
+        return made
+
+
+_CNN = Preset(
+    name="mnist",
+    summary="the paper's CNN with tanh, on four views of each image",
+    dataset="mnist",
+    model="mnist-cnn",
+    activation="tanh",
+    features="pixels",
+    steps=600,
+    batch_size=1024,
+    learning_rate=30.0,
+    max_grad_norm=0.1,
+    augment="shifts",
+    views=4,
+)
+_LINEAR = Preset(
+    name="mnist-scattering",
+    summary="a linear model on wavelet features",
+    dataset="mnist",
+    model="linear",
+    activation=None,
+    features="scattering",
+    steps=400,
+    batch_size=2048,
+    learning_rate=20.0,
+    max_grad_norm=0.1,
+)
+_SVHN = replace(
+    _CNN,
+    name="svhn",
+    summary="the paper's CNN with tanh, on standardised images",
+    dataset="svhn",
+    model="svhn-cnn",
+    features="standardised-pixels",
+    steps=400,
+    learning_rate=40.0,
+    augment=None,
+    views=1,
+)
+PRESETS = {
+    made.name: made
+    for made in (
+        _CNN,
+        _LINEAR,
+        replace(
+            _CNN,
+            name="fashion-mnist",
+            summary="the paper's CNN",
+            dataset="fashion-mnist",
+            activation="relu",
+            steps=1000,
+            batch_size=2048,
+            augment=None,
+            views=1,
+        ),
+        replace(_LINEAR, name="fashion-mnist-scattering", dataset="fashion-mnist", learning_rate=40.0),
+        _SVHN,
+        replace(_LINEAR, name="svhn-scattering", dataset="svhn", learning_rate=40.0),
+        replace(
+            _CNN,
+            name="mnist-drawn",
+            summary="the paper's CNN with tanh, started from drawn digits",
+            steps=300,
+            learning_rate=20.0,
+            augment=None,
+            views=1,
+            start="drawn",
+        ),
+        replace(
+            _SVHN,
+            name="svhn-drawn",
+            summary="the paper's CNN with tanh, started from drawn house numbers, on images standardised locally",
+            features="locally-standardised-pixels",
+            steps=800,
+            learning_rate=20.0,
+            augment="shifts",
+            views=4,
+            start="drawn",
+        ),
+    )
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name."""
+    check_one_of(tuple(PRESETS), preset=name)
+    return PRESETS[name]
+
+
+def options_with(name: str | None, plan: Plan | None, **given: Any) -> dict[str, Any]:
+    """What is given, and where that is None, what the preset of that name says, or the default.
+
+    A preset's learning rate belongs to its clipping norm, so with another norm it has to be given too.
+    """
+    base = DEFAULTS if name is None else preset(name).fit_options()
+    options = {key: base[key] if value is None else value for key, value in given.items()}
+    norm = options["max_grad_norm"] if plan is None else plan.max_grad_norm
+    if name is not None and given["learning_rate"] is None and norm != base["max_grad_norm"]:
+        fail(
+            f"Expected max_grad_norm={base['max_grad_norm']:g}, to which the learning rate of preset {name!r} belongs, "
+            f"or a learning_rate of your own. Got max_grad_norm={norm:g}."
+        )
+    return options

@@ -1,0 +1,89 @@
+"""The progress bar of a run: step, time left, privacy spent, accuracy on test people. Public things only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pdpsgd.accounting import accountant
+
+if TYPE_CHECKING:
+    from pdpsgd.planning.plans import Plan
+
+SECONDS_BETWEEN_UPDATES = 0.2
+
+
+class ProgressBar:
+    """Shows where a run stands; does nothing where it was not asked for."""
+
+    def __init__(self, plan: Plan, *, show: bool, begin: int = 0) -> None:
+        self._show = show
+        self._next_update = 0.0
+        self._accuracy = ""
+        if not show:
+            return
+        self._share = spending_curve(plan)
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps,"),
+            TimeRemainingColumn(),
+            TextColumn("left, {task.fields[spent]:.0%} of the plan's epsilon spent{task.fields[accuracy]}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task(
+            "", total=plan.steps, completed=begin, spent=self._share(begin), accuracy=""
+        )
+
+    def __enter__(self) -> ProgressBar:
+        if self._show:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._show:
+            self._bar.stop()
+
+    def step(self, steps_done: int, *, last: bool = False) -> None:
+        """Say how many steps are done."""
+        now = time.monotonic()
+        if self._show and (last or now >= self._next_update):
+            self._next_update = now + SECONDS_BETWEEN_UPDATES
+            self._bar.update(
+                self._task, completed=steps_done, spent=self._share(steps_done), accuracy=self._accuracy
+            )
+
+    def accuracy(self, value: float | None) -> None:
+        """Say how good the model is on test people."""
+        self._accuracy = "" if value is None else f", test accuracy {value:.1%}"
+
+
+def spending_curve(plan: Plan, points: int = 5) -> Callable[[int], float]:
+    """From steps done to the share of the plan's epsilon that is spent, for the largest level that is drawn
+    at all.
+
+    Interpolated between a few calls of the accountant: for looking at, not for proving.
+    """
+    used = [
+        index
+        for index in range(len(plan.levels))
+        if any(not r.exposure(index).costs_nothing for r in plan.rounds)
+    ]
+    if not used:
+        return lambda steps: 0.0
+    level = max(used, key=lambda index: plan.levels[index].people)
+    account = accountant(plan.accountant)
+    steps = np.unique(np.round(np.linspace(0, 1, points) ** 2 * plan.steps).astype(int))
+    spent = np.array(
+        [account.epsilon(plan.prefix(int(s)).history_of(level), plan.levels[level].delta) for s in steps]
+    )
+    return lambda done: float(np.interp(done, steps, spent / spent[-1]))

@@ -1,0 +1,174 @@
+"""Many ranks train one model: noise once, the same bits everywhere, and the same result as one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdpsgd.errors import PdpsgdError
+
+WORKER = Path(__file__).with_name("worker.py")
+TIMEOUT = 300
+
+
+def load_worker():
+    spec = importlib.util.spec_from_file_location("distributed_worker", WORKER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Finished:
+    """Ranks that were started as torchrun would, and what each of them found."""
+
+    def __init__(self, tasks, folder, world_size):
+        self.folder, self.world_size = folder, world_size
+        environment = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(world_size),
+            "OMP_NUM_THREADS": "1",
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), *tasks, str(folder)],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            self.errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        self.codes = [process.returncode for process in processes]
+
+    def found(self, what):
+        """What each rank found in one task."""
+        files = [self.folder / f"{what}.{rank}.json" for rank in range(self.world_size)]
+        assert all(file.exists() for file in files), "\n".join(self.errors)
+        return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return Finished(["compare", "resume", "disagree", "differ", "die"], tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def three_ranks(tmp_path_factory):
+    return Finished(["compare"], tmp_path_factory.mktemp("three"), 3)
+
+
+@pytest.fixture(params=[2, 3])
+def compared(request):
+    ranks = request.getfixturevalue("two_ranks" if request.param == 2 else "three_ranks")
+    return request.param, ranks.found("compare")
+
+
+@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person"])
+def test_for_given_draws_the_result_is_that_of_one_process(compared, name):
+    """As noise enters in both, this also says that it enters once: twice would be off by far more."""
+    world_size, found = compared
+    alone = load_worker().train_alone(name, world_size)
+    torch.testing.assert_close(
+        torch.tensor(found[0][name]["weights"]), torch.tensor(alone), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person", "limited", "secret"])
+def test_all_ranks_hold_the_same_bits(compared, name):
+    _, found = compared
+    assert all(one[name]["weights"] == found[0][name]["weights"] for one in found)
+
+
+def test_ranks_stay_in_step_when_one_of_them_draws_nobody(compared):
+    world_size, found = compared
+    sizes = [one["one person"]["sizes"] for one in found]
+    assert all(len(one) == 12 for one in sizes)
+    assert any(sizes[0]), "the one person is rank 0's, and is drawn in some step"
+    assert not any(any(one) for one in sizes[1:])
+    assert len(sizes) == world_size
+
+
+def test_everybody_is_on_one_rank_only(compared):
+    _, found = compared
+    assert sum(one["everybody"]["sizes"][0] for one in found) == 31
+
+
+def test_limited_physical_batches_need_not_be_as_many_on_every_rank(compared):
+    _, found = compared
+    torch.testing.assert_close(
+        torch.tensor(found[0]["limited"]["weights"]),
+        torch.tensor(found[0]["some"]["weights"]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_a_resumed_run_ends_where_the_whole_one_does_and_refuses_another_number_of_ranks(two_ranks):
+    found = two_ranks.found("resume")
+    assert all(one["resumed"] == found[0]["whole"] for one in found)
+    worker = load_worker()
+    alone = worker.make_private(worker.PLANS["some"])
+    with pytest.raises(PdpsgdError, match=r"Expected the number of ranks .*: 2\. Got 1\."):
+        alone.resume(two_ranks.folder / "shared.safetensors")
+
+
+def test_ranks_with_different_plans_are_stopped(two_ranks):
+    assert all("same plan on all ranks" in one["error"] for one in two_ranks.found("disagree"))
+
+
+@pytest.mark.parametrize("what", ["inputs", "targets", "order of a dataset"])
+def test_ranks_with_different_data_are_stopped(two_ranks, what):
+    assert all("same data on all ranks" in one[what] for one in two_ranks.found("differ"))
+
+
+def test_ranks_that_find_people_s_records_in_different_places_are_stopped(two_ranks):
+    assert all("same records of people on all ranks" in one["places"] for one in two_ranks.found("differ"))
+
+
+def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):
+    assert two_ranks.codes == [0, 9], "\n".join(two_ranks.errors)
+    survivor = json.loads((two_ranks.folder / "die.0.json").read_text())
+    assert "Expected every rank to answer" in survivor["error"]
+    assert survivor["steps"] < 200
+
+
+def test_under_torchrun_the_same_script_trains_data_parallel(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    done = subprocess.run(
+        [*command, str(free_port()), str(WORKER), "fit", str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / f"fit.{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none was found here")
+def test_ranks_on_gpus_join_by_nccl():
+    from pdpsgd.engine.distributed import Ranks
+
+    assert Ranks.join(device=torch.device("cuda")).world_size >= 1

@@ -1,0 +1,202 @@
+"""What each rank of the tests does; started by them as a process of its own, as torchrun would."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.distributed import Ranks, digest_of_module
+from pdpsgd.engine.privacy_engine import PrivacyEngine
+from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.sampling.sampler import PoissonSampler
+
+
+def make_plan(*, people=(20, 11), rates=(0.3, 0.6), steps=8, noise=1.0, clip_scales=(1.0, 0.5)):
+    expected = sum(n * q for n, q in zip(people, rates, strict=True))
+    # What these levels claim to prove is made up, so that the plan is not refused.
+    levels = tuple(
+        Level(index + 1.0, 1e-5, size, proven_epsilon=index + 1.0) for index, size in enumerate(people)
+    )
+    ones = (1.0,) * len(people)
+    return Plan(
+        mechanism="dp-sgd", levels=levels, rounds=(Round(steps, noise, expected, ones, rates, clip_scales),)
+    ).remember_proof()
+
+
+PLANS = {
+    "everybody": make_plan(rates=(1.0, 1.0)),
+    "some": make_plan(),
+    "nobody": make_plan(rates=(1e-9, 1e-9)),
+    "one person": make_plan(people=(1,), rates=(0.5,), clip_scales=(1.0,), steps=12),
+}
+
+
+def make_data(people):
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(people, 5, generator=generator), torch.arange(people) % 3
+
+
+def make_private(plan, *, start=3, data=None, **options):
+    torch.manual_seed(start)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    budgets = Budgets([level.epsilon for level in plan.levels for _ in range(level.people)])
+    engine = PrivacyEngine()
+    engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5),
+        data_loader=make_data(plan.people) if data is None else data,
+        plan=plan,
+        budgets=budgets,
+        **options,
+    )
+    return engine
+
+
+def train(engine, *, until=None):
+    for inputs, targets in engine.loader:
+        engine.optimizer.zero_grad()
+        functional.cross_entropy(engine.module(inputs), targets).backward()
+        engine.optimizer.step()
+        if engine.steps_taken == until:
+            break
+    return engine
+
+
+def weights(engine):
+    return torch.cat([p.detach().reshape(-1) for p in engine.module.parameters()]).tolist()
+
+
+def train_alone(name, world_size):
+    """One process that draws whom all ranks together would draw."""
+    plan = PLANS[name]
+    engine = make_private(plan, seed=5)
+
+    class Union:
+        def draw(self, step):
+            ranks = (
+                PoissonSampler(plan, engine.level_of_person, engine.source, rank=rank, world_size=world_size)
+                for rank in range(world_size)
+            )
+            return np.concatenate([sampler.draw(step) for sampler in ranks])
+
+    engine.execution.sampler = Union()
+    return weights(train(engine))
+
+
+def compare(folder):
+    """Every plan, with a seed; then without seeds and with different starts."""
+    found = {}
+    for name, plan in PLANS.items():
+        # Ranks start from different parameters on purpose: rank 0's must win.
+        engine = make_private(plan, seed=5, start=3 + int(os.environ["RANK"]))
+        sizes = []
+        engine.execution.when_handed_out.append(lambda chunk, sizes=sizes: sizes.append(chunk.size))
+        train(engine)
+        found[name] = {"weights": weights(engine), "sizes": sizes}
+    limited = train(make_private(PLANS["some"], seed=5, max_physical_batch_size=3))
+    found["limited"] = {"weights": weights(limited)}
+    secret = train(make_private(PLANS["some"], secure=True))
+    found["secret"] = {"digest": digest_of_module(secret.module), "weights": weights(secret)}
+    return found
+
+
+def resume(folder):
+    whole = train(make_private(PLANS["some"], seed=5))
+    part = train(make_private(PLANS["some"], seed=5), until=3)
+    path = folder / "shared.safetensors"
+    part.save(path)
+    later = make_private(PLANS["some"])
+    later.resume(path)
+    train(later)
+    return {"whole": weights(whole), "resumed": weights(later)}
+
+
+def refusal(plan, **options):
+    try:
+        make_private(plan, seed=5, **options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def disagree(folder):
+    return {"error": refusal(make_plan(steps=8 + int(os.environ["RANK"])))}
+
+
+def differ(folder):
+    """Each rank has data of its own, in one way or another."""
+    plan, rank = PLANS["some"], int(os.environ["RANK"])
+    inputs, targets = make_data(plan.people)
+    one_pixel = inputs.clone()
+    one_pixel[7, 2] += rank
+    exchanged = torch.arange(plan.people).roll(rank)
+    dataset = list(zip(inputs[exchanged], targets[exchanged].tolist(), strict=True))
+    return {
+        "inputs": refusal(plan, data=(one_pixel, targets)),
+        "targets": refusal(plan, data=(inputs, targets.roll(rank))),
+        "order of a dataset": refusal(plan, data=dataset),
+        "places": refusal(plan, record_of_person=exchanged.numpy()),
+    }
+
+
+def die(folder):
+    engine = make_private(make_plan(steps=200), seed=5)
+    try:
+        for inputs, targets in engine.loader:
+            if engine.steps_taken == 5 and engine.ranks.rank == 1:
+                os._exit(9)
+            engine.optimizer.zero_grad()
+            functional.cross_entropy(engine.module(inputs), targets).backward()
+            engine.optimizer.step()
+    except ValueError as error:
+        return {"error": str(error), "steps": engine.steps_taken}
+    return {"error": None}
+
+
+def fit(folder):
+    from pdpsgd.training.fitting import fit as train_in_one_call
+
+    plan = PLANS["some"]
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(plan.people, 5, generator=generator)
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    budgets = Budgets([level.epsilon for level in plan.levels for _ in range(level.people)])
+    result = train_in_one_call(
+        module,
+        (inputs, torch.arange(plan.people) % 3),
+        budgets,
+        plan=plan,
+        seed=5,
+        learning_rate=0.5,
+        test_data=(inputs, torch.arange(plan.people) % 3),
+        run_folder=folder / "run",
+        checkpoint_every=3,
+        progress=False,
+    )
+    return {"digest": digest_of_module(result.model), "accuracy": result.accuracy}
+
+
+def main() -> None:
+    """Do several things one after another (starting a process takes longer than any of them)."""
+    *tasks, folder = sys.argv[1:]
+    torch.set_num_threads(1)
+    for what in tasks:
+        found = globals()[what](Path(folder))
+        (Path(folder) / f"{what}.{os.environ['RANK']}.json").write_text(json.dumps(found))
+    if "die" in tasks:
+        # A group that has lost a rank cannot be left: at exit, gloo's threads may abort the process.
+        os._exit(0)
+    Ranks.join().leave()
+
+
+if __name__ == "__main__":
+    main()

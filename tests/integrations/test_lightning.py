@@ -1,0 +1,189 @@
+"""The adapter with the real package."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pdpsgd import Budgets, PdpsgdError, Plan, PrivacyEngine, plan
+
+lightning = pytest.importorskip("lightning", reason="the package lightning is not installed")
+
+from pdpsgd.integrations.lightning import make_private  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.rank_zero.LightningDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+PEOPLE = 60
+
+
+class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(self.network(inputs), targets)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Mixing(Classifier):
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        outputs = self.network(batch[0])
+        return ((outputs - outputs.mean(0)) ** 2).mean()
+
+
+class CallsItself(Classifier):
+    """The customary way: a `forward`, and a `training_step` that calls the module."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs)
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(self(self.prepared(inputs)), targets)
+
+
+class Centres(CallsItself):
+    def prepared(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0)
+
+
+class Scheduled(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@pytest.fixture
+def loader() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(PEOPLE, 4, generator=generator)
+    return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=10)
+
+
+@pytest.fixture(scope="module")
+def budgets() -> Budgets:
+    return Budgets([1.0, 2.0, 4.0] * (PEOPLE // 3))
+
+
+@pytest.fixture(scope="module")
+def made(budgets: Budgets) -> Plan:
+    return plan(budgets, steps=12, batch_size=6)
+
+
+def trainer(**options: Any) -> Any:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return lightning.Trainer(accelerator="cpu", devices=1, **{"max_epochs": 1, **quiet, **options})
+
+
+def test_lightning_takes_exactly_the_plan_s_steps(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module: Any = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets, seed=3)
+    trainer(max_epochs=3).fit(module)
+    assert module.engine.steps_taken == 12
+    assert module.engine.steps_left == 0
+
+
+def test_lightning_gets_what_a_loop_of_one_s_own_gets(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module: Any = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets, seed=3)
+    trainer().fit(module)
+
+    own = Classifier()
+    engine = PrivacyEngine()
+    _, optimizer, batches = engine.make_private(
+        module=own,
+        optimizer=torch.optim.SGD(own.parameters(), lr=0.5),
+        data_loader=loader,
+        plan=made,
+        budgets=budgets,
+        seed=3,
+    )
+    batches.inspect = None  # the loss is tried in the other run
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(own.network(inputs), targets).backward()
+        optimizer.step()
+    for one, other in zip(module.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_training_step_may_call_its_own_module(loader: Any, budgets: Budgets, made: Plan) -> None:
+    options = {"data_loader": loader, "plan": made, "budgets": budgets, "seed": 3}
+    one, other = make_private(CallsItself(), **options), make_private(Classifier(), **options)
+    for module in (one, other):
+        trainer().fit(module)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    refused = make_private(Centres(), **options)
+    with pytest.raises(PdpsgdError, match="Examples mix"):
+        trainer().fit(refused)
+
+
+def test_epochs_of_a_few_steps_add_up_to_the_plan(loader: Any, budgets: Budgets, made: Plan) -> None:
+    options = {"data_loader": loader, "plan": made, "budgets": budgets, "seed": 3, "steps_per_epoch": 4}
+    module: Any = make_private(Classifier(), **options)
+    trainer(max_epochs=3).fit(module)
+    assert module.engine.steps_left == 0
+
+
+def test_schedulers_keep_working(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module: Any = make_private(Scheduled(), data_loader=loader, plan=made, budgets=budgets, seed=3)
+    trainer().fit(module)
+    assert module.engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_training_step_in_which_examples_mix_is_refused(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module = make_private(Mixing(), data_loader=loader, plan=made, budgets=budgets, seed=3)
+    with pytest.raises(PdpsgdError, match="Examples mix"):
+        trainer().fit(module)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_clip_val": 1.0}, "the plan clips"),
+        ({"accumulate_grad_batches": 2}, "a step is one batch"),
+        ({"precision": "bf16-mixed"}, "32 or 64 bits"),
+    ],
+)
+def test_what_would_change_gradients_is_refused(
+    loader: Any, budgets: Budgets, made: Plan, options: dict[str, Any], message: str
+) -> None:
+    module = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets)
+    with pytest.raises(PdpsgdError, match=message):
+        trainer(**options).fit(module)
+
+
+def test_a_module_is_made_private_once(loader: Any, budgets: Budgets, made: Plan) -> None:
+    options = {"data_loader": loader, "plan": made, "budgets": budgets}
+    module = make_private(Classifier(), **options)
+    with pytest.raises(PdpsgdError, match="not private yet"):
+        make_private(module, **options)
+    with pytest.raises(PdpsgdError, match="number is secret"):
+        make_private(Classifier(), **options, max_physical_batch_size=4)

@@ -1,0 +1,108 @@
+"""A plan's file, its table and its prefixes: they say what the plan says, and refuse to say more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pdpsgd import Budgets, PdpsgdError, Plan, plan
+from pdpsgd.planning.verification import PromiseBroken
+
+
+@pytest.fixture(scope="module")
+def small() -> Plan:
+    return plan(Budgets([0.0] * 5 + [0.5] * 100 + [1.0] * 100), steps=50, batch_size=10)
+
+
+def test_a_plan_survives_the_round_trip(small: Plan) -> None:
+    again = Plan.from_json(small.to_json())
+    assert again == small
+    assert again.to_json() == small.to_json()
+    assert again.digest == small.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["rounds"][0]["sample_rates"].pop(), "one value for each of the 3 levels. Got 2"),
+        (lambda d: d["rounds"][0].update(noise_multiplier=float("nan")), "NaN"),
+        (lambda d: d["rounds"][0]["sample_rates"].__setitem__(1, 1.5), "sample_rates[1] in [0, 1]. Got 1.5"),
+        (
+            lambda d: d["rounds"][0]["sample_rates"].__setitem__(1, -0.1),
+            "sample_rates[1] in [0, 1]. Got -0.1",
+        ),
+        (lambda d: d["rounds"][0]["sample_rates"].__setitem__(0, 0.1), "never to draw level 0"),
+        (lambda d: d["levels"][1].update(proven_epsilon=0.3), "below the truth"),
+        (lambda d: d["levels"][1].update(epsilon=0.3), "is promised epsilon=0.3"),
+        (lambda d: d["rounds"][0].update(noise_multiplier=0.5), "is promised epsilon=0.5"),
+        (lambda d: d["rounds"][0].update(steps=5000), "is promised epsilon=0.5"),
+        (lambda d: d["rounds"][0].update(steps=0), "steps >= 1"),
+        (lambda d: d["rounds"][0].update(steps=1.5), "whole number"),
+        (lambda d: d["rounds"][0].update(expected_batch_size=500.0), "people times their rates"),
+        (lambda d: d["rounds"][0]["clip_scales"].__setitem__(1, 3.0), "is promised epsilon=0.5"),
+        (lambda d: d["rounds"][0]["participation"].__setitem__(1, 2.0), "participation[1] in [0, 1]"),
+        (lambda d: d["levels"][1].update(delta=1.0), "delta < 1"),
+        (lambda d: d["levels"][1].update(people=-1), "at least 0"),
+        (lambda d: d.update(version=2), "version 1. Got version 2"),
+        (lambda d: d.update(version=True), "version 1. Got version True"),
+        (lambda d: d["levels"][1].update(epsilon=10**400), "fits in double precision"),
+        (lambda d: d["levels"][1].update(history=None), "a list 'history'"),
+        (lambda d: d["levels"][1].update(history=[[1, 0.1, "inf", 5]]), "noise > 0"),
+        (lambda d: d["levels"][1].update(history=[[1, 0.1, 1.0, 50]]), "is promised epsilon=0.5"),
+        (lambda d: d.update(neighbours="replace"), "neighbours='replace'"),
+        (lambda d: d.update(bookkeeping="free"), "bookkeeping='free'"),
+        (lambda d: d.update(accountant="mine"), "accountant='mine'"),
+        (lambda d: d.pop("levels"), "a list 'levels'"),
+        (lambda d: d.update(max_grad_norm=0), "max_grad_norm > 0"),
+        (lambda d: d.update(people_digest=7), "begin with 'ids:' or 'places:'. Got 7"),
+    ],
+)
+def test_tampered_files_are_refused_with_the_reason(small: Plan, change, message: str) -> None:
+    document = json.loads(small.to_json())
+    change(document)
+    with pytest.raises(PdpsgdError) as caught:
+        Plan.from_json(json.dumps(document))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', '{"version": 2, "version": 1}'])
+def test_what_is_not_a_plan_is_refused(text: str) -> None:
+    with pytest.raises(PdpsgdError):
+        Plan.from_json(text)
+
+
+def test_a_plan_that_breaks_its_promise_fails_loudly(small: Plan) -> None:
+    louder = replace(
+        small, rounds=tuple(replace(r, noise_multiplier=r.noise_multiplier / 2) for r in small.rounds)
+    )
+    with pytest.raises(PromiseBroken, match="Do not train with this plan"):
+        louder.verify()
+
+
+def test_other_people_are_refused(small: Plan) -> None:
+    with pytest.raises(PdpsgdError, match="other people"):
+        small.level_of_person(Budgets([0.5] * 100 + [1.0] * 100))
+    with pytest.raises(PdpsgdError, match="other people"):
+        small.level_of_person(Budgets([0.0] * 5 + [0.4] * 100 + [1.0] * 100))
+
+
+def test_the_table_says_what_is_promised_proven_and_unused(small: Plan) -> None:
+    text = small.table()
+    for word in ("epsilon allowed", "proven", "used", "chance per step", "people", "% is not"):
+        assert word in text
+
+
+def test_many_levels_are_grouped_in_the_table() -> None:
+    made = plan(Budgets(np.repeat(np.linspace(0.3, 3, 100), 10)), steps=20, batch_size=30)
+    assert len(made.levels) == 100
+    assert len(made.table().splitlines()) < 40
+
+
+def test_a_prefix_of_a_plan_drops_what_is_no_longer_proven(small: Plan) -> None:
+    half = small.prefix(25)
+    assert half.steps == 25
+    assert all(level.proven_epsilon is None for level in half.levels)
+    assert half.verify().epsilon[2] < small.verify().epsilon[2]

@@ -1,0 +1,174 @@
+"""What a page says, and what it must not say."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdpsgd import Budgets, PdpsgdError, plan
+from pdpsgd.reporting.charts import interval
+from pdpsgd.reporting import run_page, write_run_report
+from pdpsgd.reporting.run import read_run
+
+
+def words(page: str) -> str:
+    """The text of a page, without its scripts and styles."""
+    bare = re.sub(r"<(script|style).*?</\1>", " ", page, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", bare)))
+
+
+def test_the_page_names_what_is_promised_proven_and_used(run_folder: Path) -> None:
+    page = words((run_folder / "report.html").read_text())
+    run = read_run(run_folder)
+    assert f"The promise is proven for all {run.plan.people:,} people on the list." in page
+    for level in run.plan.levels:
+        assert f"{level.proven_epsilon:.4g}" in page
+    assert run.plan.digest in page
+    assert "pdpsgd plan plan.json --verify" in page
+
+
+def test_nobody_is_named_on_the_page(run_folder: Path) -> None:
+    page = (run_folder / "report.html").read_text()
+    rows = csv.DictReader((run_folder / "promises.csv").read_text().splitlines())
+    names = [row["id"] for row in rows]
+    assert len(names) > 100
+    assert not any(name in page for name in names)
+
+
+def test_figures_by_tier_and_class_count_test_people_only(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    counted = sum(share["people"] for share in run.evaluation["by_class"].values())
+    assert counted == run.evaluation["people"]
+    listed = len((run_folder / "promises.csv").read_text().splitlines()) - 1
+    assert counted + listed == 200
+
+
+def test_names_from_the_data_cannot_become_markup(run_folder: Path) -> None:
+    page = (run_folder / "report.html").read_text()
+    assert "high &lt;&amp;&gt; rich" in page
+    assert "<&>" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)
+
+
+def test_a_script_in_a_name_stays_a_name(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    attack = "</script><script>alert(1)</script>"
+    page = run_page(replace(run, settings={**run.settings, "data": attack, "classes": [attack, "b"]}))
+    assert "<script>alert" not in page
+
+
+def test_the_file_is_complete_in_itself(run_folder: Path) -> None:
+    page = (run_folder / "report.html").read_text()
+    assert (
+        re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', re.sub(r"<script.*?</script>", "", page, flags=re.S))
+        == []
+    )
+    assert "default-src 'none'" in page
+
+
+def test_a_run_with_a_guessable_seed_is_marked_as_not_for_release(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    page = run_page(replace(run, result={**run.result, "release_note": "guessable: not for release"}))
+    assert "this run is not for release" in words(page)
+
+
+def test_a_plan_that_proves_nothing_is_marked_so(run_folder: Path) -> None:
+    approximate = plan(Budgets([1.0] * 50 + [2.0] * 50), steps=20, batch_size=20, accountant="gdp")
+    page = words(run_page(replace(read_run(run_folder), plan=approximate)))
+    assert "Nothing is proven." in page
+    assert "The promise is proven" not in page
+
+
+def test_a_plan_that_breaks_its_promise_is_called_out(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    quieter = replace(run.plan.rounds[0], noise_multiplier=run.plan.rounds[0].noise_multiplier / 2)
+    page = words(run_page(replace(run, plan=replace(run.plan, rounds=(quieter,)))))
+    assert "The plan breaks its promise." in page
+    assert "The promise is proven" not in page
+
+
+def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path, tmp_path: Path) -> None:
+    published = plan(
+        Budgets([0.5] * 100 + [1.0] * 100),
+        "pdp-sgd-fixed",
+        steps=40,
+        batch_size=20,
+        bookkeeping="as-published",
+        seed=1,
+    )
+    page = words(run_page(replace(read_run(run_folder), plan=published)))
+    assert "No promise is kept here." in page
+
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    (folder / "plan.json").write_text(published.to_json())
+    assert write_run_report(folder).name == "SENSITIVE-do-not-publish-report.html"
+
+
+def test_infinite_budgets_and_people_who_are_never_used_fit_on_the_page(run_folder: Path) -> None:
+    budgets = Budgets([0.0, 1.0, 2.0, float("inf")] * 50, allow_infinite=True)
+    page = words(run_page(replace(read_run(run_folder), plan=plan(budgets, steps=20, batch_size=20))))
+    assert "no limit" in page
+
+
+def test_many_levels_are_grouped_and_many_rounds_are_listed(run_folder: Path) -> None:
+    budgets = Budgets.exponential(4000, groups=40)
+    made = plan(budgets, "pdp-sgd-adaptive", steps=50, batch_size=100, rounds=3)
+    page = words(run_page(replace(read_run(run_folder), plan=made)))
+    assert "neighbouring levels together" in page
+    assert "Noise in each round" in page
+
+
+def test_a_folder_without_a_run_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(PdpsgdError, match=r"Expected a finished run .* There is no run\."):
+        write_run_report(tmp_path)
+    with pytest.raises(PdpsgdError, match="not a folder"):
+        write_run_report(tmp_path / "nowhere")
+
+
+def test_a_damaged_run_is_refused(run_folder: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "run"
+    shutil.copytree(run_folder, damaged)
+    plan_text = json.loads((damaged / "plan.json").read_text())
+    del plan_text["levels"]
+    (damaged / "plan.json").write_text(json.dumps(plan_text))
+    with pytest.raises(PdpsgdError, match="Expected the files of a run"):
+        write_run_report(damaged)
+
+
+def test_the_comparison_says_who_gains_and_who_loses(comparison_file: Path) -> None:
+    page = words(comparison_file.read_text())
+    assert "pdp-sgd-exact (change)" in page
+    assert "A comparison is for study" in page
+    assert "secret-name" not in comparison_file.read_text()
+
+
+def test_the_interval_of_a_share_holds_the_share_and_stays_between_0_and_1() -> None:
+    for right, people in ((0.0, 5), (1.0, 5), (0.5, 100), (0.93, 360)):
+        low, high = interval(right, people)
+        assert 0 <= low <= right <= high <= 1
+
+
+def test_an_audit_in_the_run_folder_is_shown_beside_what_is_proven() -> None:
+    from pdpsgd.reporting.audit import audit_parts
+
+    audit = {
+        "passed": True,
+        "alarms": [],
+        "confidence": 0.95,
+        "rows": [
+            {"tier": "1", "promised": 1.0, "proven": 0.998, "measured": 0.21, "attack": "dirac canaries"},
+            {"tier": "2", "promised": 2.0, "proven": None, "measured": 0.0, "attack": None},
+        ],
+    }
+    text = "".join(audit_parts(audit))
+    for expected in ("No alarm went off", "0.998", "0.21", "dirac canaries", "lower bound"):
+        assert expected in text
+    alarmed = "".join(audit_parts({**audit, "passed": False, "alarms": ["Noise is too small."]}))
+    assert "An alarm went off: Noise is too small." in alarmed
