@@ -19,15 +19,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pdpsgd.accounting import accountant
+from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.audit.canaries import put_on_list, tiers_of
 from pdpsgd.audit.conformance import ConformanceTest
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
 from pdpsgd.audit.many_runs import many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling.source import RandomSource
 
 DELTA = 1e-5

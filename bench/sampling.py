@@ -23,9 +23,10 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from rich.console import Console
 from rich.table import Table
 
-from pdpsgd.planning.plans import Level, Plan, Round
-from pdpsgd.sampling.source import RandomSource
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.source import RandomSource
 
 PEOPLE = (10**5, 10**6, 10**7)
 LEVELS = (1, 20, 256)

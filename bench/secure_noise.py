@@ -22,8 +22,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from pdpsgd.sampling.generators import AES, SHAKE
 from pdpsgd.sampling.source import RandomSource
-from pdpsgd.sampling.noise import AES, SHAKE
 
 TORCH = "torch normal_"
 KEY = bytes(range(32))

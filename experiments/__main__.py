@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pdpsgd.errors import fail
 from experiments.studies import STUDIES, WITHOUT_TRAINING
+from pdpsgd.errors import fail
 
 
 def reproduce(

@@ -13,8 +13,6 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from pdpsgd.accounting import accountant
-from pdpsgd.budgets.budgets import Budgets
 from experiments.cells import Cell, cell
 from experiments.published import PAPERS_EPSILON_CONSTANTS, SKEWS, TABLE_1, TABLE_2
 from experiments.record import Record
@@ -22,8 +20,10 @@ from experiments.search import GRIDS, recipe_for
 from experiments.settings import PAPERS_RECIPE, Population, Setting
 from experiments.studies import interval_settings, weight_settings
 from experiments.systems import plan_of
-from pdpsgd.planning.plans import Plan
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.accounting.theorems import participation_for
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.planning.plans import Plan
 
 Rows = list[dict[str, Any]]
 

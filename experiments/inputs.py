@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.settings import VALIDATION_PEOPLE, Setting
 from pdpsgd.data import benchmarks as datasets
-from pdpsgd.models import networks as models
 from pdpsgd.data.benchmarks.catalog import Normalisation, benchmark
 from pdpsgd.data.benchmarks.folders import download_folder
 from pdpsgd.errors import check_one_of
-from experiments.settings import VALIDATION_PEOPLE, Setting
-from pdpsgd.models.standardization import PIXELS
+from pdpsgd.models import networks as models
 from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_drawn
+from pdpsgd.models.standardization import PIXELS
 
 Pair = tuple[Tensor, Tensor]
 FEATURES = (

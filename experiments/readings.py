@@ -12,8 +12,9 @@ from functools import reduce
 
 import numpy as np
 
-from pdpsgd.accounting import Exposure, accountant
+from pdpsgd.accounting import Exposure
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.planning.plans import Plan
 
 
@@ -60,8 +61,8 @@ def _with_weighted_batches(planned: Plan, batch_size: float) -> Plan:
     charged for a round are the same as there, those who are exposed to it are not.
     """
     # Imported here, because the command line's help reads this module.
-    from pdpsgd.planning.as_published import NOTHING_LEFT
     from pdpsgd.accounting.theorems import participation_for
+    from pdpsgd.planning.as_published import NOTHING_LEFT
 
     epsilon = np.array([level.epsilon for level in planned.levels])
     people = np.array([level.people for level in planned.levels], dtype=float)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pdpsgd.errors import fail
 from experiments.settings import Setting
+from pdpsgd.errors import fail
 
 
 class Record:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pdpsgd.errors import check_one_of, fail
 from experiments.record import Record
 from experiments.search import SEARCH_SEED
 from experiments.settings import Setting
@@ -15,6 +14,7 @@ from experiments.studies import (
     Study,
     table_2_settings,
 )
+from pdpsgd.errors import check_one_of, fail
 
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from pdpsgd.training.augmentation import Shifts
 from experiments.inputs import data_of, model_of
 from experiments.record import Record
 from experiments.settings import Setting
 from experiments.systems import plan_of
 from pdpsgd.planning.plans import Plan
+from pdpsgd.training.augmentation import Shifts
 from pdpsgd.training.fitting import fit
 
 

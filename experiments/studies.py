@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from pdpsgd.accounting import Exposure, accountant
 from experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS, TABLE_2
 from experiments.readings import READINGS
 from experiments.record import Record
 from experiments.search import GRIDS, chosen_recipe, kind_of, recipe_for, trials
 from experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
+from pdpsgd.accounting import Exposure
+from pdpsgd.accounting.registry import accountant
 
 LEAVE_OUT_BELOW = 0.75
 """The system `leave-out` leaves out half of the people at k = 0."""

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from pdpsgd.accounting import accountant
-from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import check_one_of, fail
 from experiments.readings import READINGS
 from experiments.settings import Setting
-from pdpsgd.planning.mechanisms import MECHANISMS
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.registry import accountant
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import check_one_of, fail
+from pdpsgd.planning.mechanisms.registry import MECHANISMS
 from pdpsgd.planning.planner import plan, prove
-from pdpsgd.planning.plans import Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Round
 
 SIMPLE = ("leave-out", "one-after-another")
 SYSTEMS = (*MECHANISMS, *SIMPLE)

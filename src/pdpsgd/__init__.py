@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pdpsgd.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 
 if TYPE_CHECKING:
     from pdpsgd.engine.privacy_engine import PrivacyEngine
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Budgets", "Level", "PdpsgdError", "Plan", "PrivacyEngine", "Round", "fit", "plan"]
 
-_LOADED_ON_USE = {"PrivacyEngine": "pdpsgd.engine.privacy_engine", "fit": "pdpsgd.training.fitting", "plan": "pdpsgd.planning.planner"}
+_LOADED_ON_USE = {
+    "PrivacyEngine": "pdpsgd.engine.privacy_engine",
+    "fit": "pdpsgd.training.fitting",
+    "plan": "pdpsgd.planning.planner",
+}
 
 
 def __getattr__(name: str) -> Any:

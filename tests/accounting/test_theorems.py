@@ -15,7 +15,6 @@ from pdpsgd.accounting.theorems import (
     amplify,
     amplify_adding,
     amplify_removing,
-    as_published_bound,
     compose,
     delta_from_renyi,
     epsilon_from_renyi,
@@ -23,6 +22,7 @@ from pdpsgd.accounting.theorems import (
     participation_for,
     post_process,
 )
+from pdpsgd.planning.as_published import as_published_bound
 
 chances = st.floats(0.01, 0.99)
 

@@ -9,8 +9,8 @@ import torch
 
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.planning.plans import Plan
-from pdpsgd.sampling.source import RandomSource
 from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.source import RandomSource
 
 Tamper = Callable[[PrivacyEngine], None]
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from pdpsgd import Budgets, PdpsgdError, plan
 from pdpsgd.audit.auditing import Subject, audit
-from pdpsgd.reporting.charts.audit import membership_curves, proven_against_measured
 from pdpsgd.audit.result import AuditResult
 from pdpsgd.audit.subjects import plan_and_settings
 from pdpsgd.cli.audit import audit as command
 from pdpsgd.planning.plans import Plan
+from pdpsgd.reporting.charts.audit import membership_curves, proven_against_measured
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -9,7 +9,8 @@ import pytest
 
 from pdpsgd.audit.canaries import put_on_list, tiers_of
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 
 
 def plan_with(*levels: Level, rates: tuple[float, ...], noise: float = 1.0) -> Plan:

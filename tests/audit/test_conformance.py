@@ -20,7 +20,8 @@ from pdpsgd.audit.conformance import Conformance, ConformanceTest
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
 from pdpsgd.audit.example_canaries import example_steps
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling.source import RandomSource
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom, ks_2samp
 
-from pdpsgd.accounting import accountant
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.audit.bounds import many_runs_epsilon
 from pdpsgd.audit.canaries import put_on_list, tiers_of
 from pdpsgd.audit.dirac_canaries import dirac_steps
 from pdpsgd.audit.many_runs import family_epsilon, many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling.source import RandomSource
 
 sys.path.insert(0, str(Path(__file__).parent))

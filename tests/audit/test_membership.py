@@ -22,7 +22,8 @@ from pdpsgd.audit.membership import (
 from pdpsgd.audit.shadow import clipped_sums, train_shadow_models
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 
 
 def plan_of(people: int, *, noise: float, steps: int, rates=(0.5, 0.5), clip_scales=(1.0, 1.0)) -> Plan:

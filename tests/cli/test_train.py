@@ -191,8 +191,8 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
 
     import torch
 
-    from pdpsgd.models import pretraining as starts
     from pdpsgd.audit.subjects import plan_and_settings, subject_of
+    from pdpsgd.models import pretraining as starts
     from pdpsgd.training.presets import PRESETS, preset
 
     small = {"name": "small", "dataset": "digits", "model": "digits", "steps": 3, "batch_size": 20}

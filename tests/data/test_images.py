@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.data.images import load_folder, load_npz
+from pdpsgd.errors import PdpsgdError
 
 PIXELS = np.arange(5 * 4 * 6, dtype=np.uint8).reshape(5, 4, 6)
 TARGETS = np.array([0, 1, 2, 1, 0])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.data.schema import Categorical, Ignored, Numeric, Schema, draft_schema
+from pdpsgd.errors import PdpsgdError
 
 PEOPLE = {
     "person": ["a", "b", "c", "d"],

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.data.tabular import Categorical, Ignored, Numeric, Schema, draft_schema, encode
+from pdpsgd.errors import PdpsgdError
 
 SCHEMA = Schema(
     label="income",

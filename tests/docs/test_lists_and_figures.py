@@ -13,8 +13,8 @@ import pytest
 import typer.main
 
 import experiments
-from pdpsgd.cli import COMMANDS, app
 from experiments.reproduce import WHAT
+from pdpsgd.cli import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 AUDIT = ROOT / "docs" / "results" / "audit"

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.planning.plans import Level, Plan, Round
 from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.optimizer import PrivateOptimizer
+from pdpsgd.engine.privacy_engine import PrivacyEngine
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from pdpsgd.engine.checkpoints import fingerprint_data
+from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import PdpsgdError
 
 X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20)

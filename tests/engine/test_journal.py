@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.engine.journal import Journal
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling.source import RandomSource
 
 

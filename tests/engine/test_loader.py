@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.engine.records import match_records
+from pdpsgd.errors import PdpsgdError
 
 
 class Rows(Dataset):

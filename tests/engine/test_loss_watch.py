@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import _get_current_function_mode
 
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.engine.checks.watch import LossWatch
+from pdpsgd.errors import PdpsgdError
 
 WEIGHTS = torch.tensor([1.0, 5.0, 9.0])
 

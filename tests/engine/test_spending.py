@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import pdpsgd
-from pdpsgd.accounting import accountant
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.planning.verification import PromiseBroken

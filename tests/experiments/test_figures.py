@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import figures
-from experiments import figures_page
+from experiments import figures, figures_page
 from experiments.published import TABLE_2
 from experiments.record import Record
 from experiments.search import GRIDS, recipe_for, trials

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdpsgd.data.benchmarks import load
-from pdpsgd.errors import PdpsgdError
 from experiments.record import Record
 from experiments.search import GRIDS, chosen_recipe, trials
+from pdpsgd.data.benchmarks import load
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.models.networks import digits_network
-from pdpsgd.training.presets import PRESETS, Preset, preset
 from pdpsgd.training.fitting import fit
+from pdpsgd.training.presets import PRESETS, Preset, preset
 
 SEARCH = Record(Path(__file__).parents[2] / "docs" / "results" / "search.jsonl")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pdpsgd.accounting import Exposure, accountant
-from pdpsgd.errors import PdpsgdError
 from experiments.as_published_page import table_1_as_published
 from experiments.cells import cell
 from experiments.readings import READINGS
@@ -25,6 +23,9 @@ from experiments.studies import (
 )
 from experiments.systems import plan_of
 from experiments.tables import networks, table_1
+from pdpsgd.accounting import Exposure
+from pdpsgd.accounting.registry import accountant
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.verification import PromiseBroken
 

@@ -11,9 +11,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from experiments.__main__ import reproduce as reproduce_command
-from pdpsgd.errors import PdpsgdError
 from experiments import runner
+from experiments.__main__ import reproduce as reproduce_command
 from experiments.cells import cell
 from experiments.effort import measure
 from experiments.inputs import features_of
@@ -32,6 +31,7 @@ from experiments.studies import (
 )
 from experiments.systems import SYSTEMS, plan_of
 from experiments.tables import PAGES
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.models.standardization import standardised_images
 
 SMALL = Recipe(steps=6, batch_size=64, learning_rate=1.0)

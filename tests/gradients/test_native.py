@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.rules.convolution import CompiledKernels, Kernels
 from pdpsgd.gradients.per_example import Workspace
+from pdpsgd.gradients.rules.convolution import CompiledKernels, Kernels
 from pdpsgd.models.networks import mnist_cnn, svhn_cnn
 
 with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")

@@ -18,7 +18,11 @@ with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compil
 def script(body: str, **environment: str) -> str:
     """Run Python in a process of its own: the code is loaded once in each."""
     made = subprocess.run(
-        [sys.executable, "-c", f"from pdpsgd.gradients.native import build as compiling, dispatch as native\n{body}"],
+        [
+            sys.executable,
+            "-c",
+            f"from pdpsgd.gradients.native import build as compiling, dispatch as native\n{body}",
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},

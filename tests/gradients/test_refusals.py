@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
-from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 
 
 @pytest.mark.parametrize(

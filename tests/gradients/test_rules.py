@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.per_example import OuterProducts
 from pdpsgd.gradients.rules import RULES
 from pdpsgd.gradients.rules.convolution import Kernels
-from pdpsgd.gradients.per_example import OuterProducts
 
 # PyTorch's own advice about padding="same" with even kernels.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

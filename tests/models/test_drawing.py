@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pdpsgd.models import pretraining as starts
 from pdpsgd.data.benchmarks import load
 from pdpsgd.data.benchmarks.catalog import benchmark
-from pdpsgd.models.synthetic_digits import DRAWN, drawn
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.training.evaluation import evaluate
+from pdpsgd.models import pretraining as starts
 from pdpsgd.models.networks import digits_network
-from pdpsgd.training.presets import preset
 from pdpsgd.models.pretraining import start_from_drawn
+from pdpsgd.models.synthetic_digits import DRAWN, drawn
+from pdpsgd.training.evaluation import evaluate
 from pdpsgd.training.fitting import fit
+from pdpsgd.training.presets import preset
 
 
 @pytest.mark.parametrize("dataset", DRAWN)

@@ -7,8 +7,8 @@ import torch
 
 from pdpsgd.data import benchmarks as datasets
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.training.presets import preset
 from pdpsgd.models.scattering import PATHS, ScatteringFeatures, averages, scattering_features, wavelets
+from pdpsgd.training.presets import preset
 
 
 def test_an_image_becomes_81_features_for_each_channel_and_patch() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdpsgd import Budgets, PdpsgdError, Plan, plan
-from pdpsgd.planning.mechanisms import MECHANISMS
+from pdpsgd.planning.mechanisms.registry import MECHANISMS
 
 RNG = np.random.default_rng(0)
 BUDGET_SETS = {

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdpsgd import PdpsgdError
-from pdpsgd.accounting import Exposure, accountant
+from pdpsgd.accounting import Exposure
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.planning.thresholds import (
     adaptive_loss,
     best_threshold,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pdpsgd import Budgets, PdpsgdError, plan
-from pdpsgd.reporting.charts import interval
 from pdpsgd.reporting import run_page, write_run_report
+from pdpsgd.reporting.charts import interval
 from pdpsgd.reporting.run import read_run
 
 

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling import sampler as sampling
-from pdpsgd.planning.plans import Level, Plan, Round
-from pdpsgd.sampling.source import RandomSource
 from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.source import RandomSource
 
 FALSE_ALARM = 1e-9
 Counts = npt.NDArray[np.int64]

@@ -15,8 +15,9 @@ import torch
 from scipy import stats
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.sampling.source import RandomSource, _NoiseBlock
-from pdpsgd.sampling.noise import AES, SHAKE, SecureWords, grid_of
+from pdpsgd.sampling.generators import AES, SHAKE, SecureWords
+from pdpsgd.sampling.noise import _NoiseBlock, grid_of
+from pdpsgd.sampling.source import RandomSource
 
 FALSE_ALARM = 1e-8
 SIZE = 400_000

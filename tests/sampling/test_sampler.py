@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdpsgd.sampling import sampler as sampling
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.plans import Level, Plan, Round
-from pdpsgd.sampling.source import RandomSource
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
+from pdpsgd.sampling import sampler as sampling
 from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.source import RandomSource
 
 
 def make_round(

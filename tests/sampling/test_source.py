@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.sampling.source import GUESSABLE, RandomSource, blocks
-from pdpsgd.sampling.noise import AES, SHAKE
+from pdpsgd.planning.verdict import GUESSABLE
+from pdpsgd.sampling.generators import AES, SHAKE
+from pdpsgd.sampling.noise import blocks
+from pdpsgd.sampling.source import RandomSource
 
 KEY = bytes(range(32))
 SOURCES = {

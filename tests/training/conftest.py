@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.training.fitting import TrainingResult, fit
 
 

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd.training.augmentation import Shifts, check_augment
+from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.training.augmentation import Shifts
 from pdpsgd.training.components import augment_of
 
 

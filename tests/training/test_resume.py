@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd.engine import checkpoints
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.engine.optimizer import PrivateOptimizer
+from pdpsgd.errors import PdpsgdError
 
 KILLED = Path(__file__).with_name("killed.py")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pdpsgd.accounting import Accountant, Exposure, History, accountant
+from pdpsgd.accounting import Accountant, Exposure, History
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.errors import check_positive, check_probability, fail
 
 LARGEST_NOISE = 1e7

@@ -13,13 +13,14 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    from pdpsgd.budgets.budgets import FloatArray
+    pass
 
 FINENESS = 10
 """Grid points per standard deviation of one step's loss; the answer is too high by about 8 % / FINENESS^2."""
@@ -75,7 +76,7 @@ class _GridTooFineError(Exception):
 
 
 def _rdp() -> Accountant:
-    from pdpsgd.accounting import accountant
+    from pdpsgd.accounting.registry import accountant
 
     return accountant("rdp")
 

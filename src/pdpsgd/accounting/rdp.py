@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.budgets.budgets import FloatArray
 from pdpsgd.accounting.theorems import delta_from_renyi, epsilon_from_renyi, renyi_drawn_once
 
 ORDERS: tuple[float, ...] = (

@@ -7,13 +7,13 @@ Each function states the guarantee it gives and where it is proven; the proofs t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
-from pdpsgd.budgets.budgets import FloatArray
+from pdpsgd._typing import FloatArray
 from pdpsgd.errors import check_probability, fail
 
 Curve = Callable[[float], float]
@@ -180,27 +180,3 @@ def _orders(order: npt.ArrayLike) -> FloatArray:
     if (alpha <= 1).any():
         fail(f"Expected Renyi orders above 1. Got {alpha.min()!r}.")
     return alpha
-
-
-def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
-    """What is provable for somebody under the paper's bookkeeping, where only those who are drawn pay.
-
-    Guarantee: coins that are flipped without looking at the data turn the run into a mixture of fixed plans,
-    so by joint convexity the loss is at most the largest sum of thresholds over rounds in which somebody with
-    this budget can be drawn one after another; it is at most epsilon + max(thresholds). Each round adds its
-    own delta. (docs/everybody-pays.md)
-
-    A single round is covered by Theorem 1, which is tighter.
-
-    >>> as_published_bound(0.5, [0.75, 0.75, 0.75]), as_published_bound(1.0, [0.5, 0.25, 0.5])
-    (0.75, 1.25)
-    """
-    if len(thresholds) == 1:
-        return min(epsilon, thresholds[0])
-    left_after = {epsilon: 0.0}
-    for tau in thresholds:
-        for left, spent in list(left_after.items()):
-            if left > 0:
-                after = max(left - tau, 0.0)
-                left_after[after] = max(left_after.get(after, 0.0), spent + tau)
-    return max(left_after.values())

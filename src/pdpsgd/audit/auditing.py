@@ -19,9 +19,9 @@ from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
 from pdpsgd.audit.example_canaries import example_steps, losses, mislabelled
 from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, rehearsed_threshold
 from pdpsgd.audit.membership import MembershipResult, membership_by_tier
+from pdpsgd.audit.observed_run import Criterion
 from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, rehearsed_rule
 from pdpsgd.audit.result import DIRAC, AuditResult
-from pdpsgd.audit.observed_run import Criterion
 from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
 from pdpsgd.audit.shadow import train_shadow_models
 from pdpsgd.errors import fail

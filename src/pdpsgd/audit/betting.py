@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import logsumexp
 
-FloatArray = npt.NDArray[np.float64]
+from pdpsgd._typing import FloatArray
 
 SPREAD = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
 """Bets in both directions around the one that is best for a deviation just large enough to be seen."""

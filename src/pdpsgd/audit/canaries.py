@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd._typing import BoolArray, IntArray
 from pdpsgd.errors import fail
 from pdpsgd.planning.levels import Roster
-from pdpsgd.planning.plans import Level, Plan
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 NO_RECORD = -1
 
 

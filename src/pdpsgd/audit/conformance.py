@@ -28,14 +28,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2
 
+from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.audit import betting
 from pdpsgd.audit.bounds import shared
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.plan_moments import Mean, RoundSums, Square, add_squares
 from pdpsgd.errors import fail
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 FALSE_ALARM_RATE = 1e-3
 """Of the whole test; each check gets an even share of it."""

@@ -12,17 +12,15 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
 from pdpsgd.audit.observed_run import Tamper, WatchedStep, watched_run
 from pdpsgd.gradients.clipping import CLIPPING_MARGIN
 from pdpsgd.sampling.source import RandomSource
-
-FloatArray = npt.NDArray[np.float64]
 
 OVERSHOOT = 10.0
 """How far unclipped contributions are above the clipping norm, so that leaving out the clipping shows."""

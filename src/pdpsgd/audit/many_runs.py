@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.accounting import accountant
+from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting.history import History
+from pdpsgd.accounting.registry import accountant
 from pdpsgd.audit.bounds import (
     clopper_pearson_upper,
     epsilon_of_gaussian,
@@ -27,15 +28,12 @@ from pdpsgd.audit.bounds import (
 )
 from pdpsgd.audit.canaries import Canaries, Tier, put_on_list, tiers_of
 from pdpsgd.audit.dirac_canaries import dirac_steps
-from pdpsgd.audit.one_run import SIGNIFICANCE, is_gaussian
 from pdpsgd.audit.observed_run import Tamper
+from pdpsgd.audit.one_run import SIGNIFICANCE, is_gaussian
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.errors import fail
 from pdpsgd.planning.plans import Plan
 from pdpsgd.sampling.source import RandomSource
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,10 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
+from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.audit.canaries import Tier
 from pdpsgd.audit.shadow import ShadowModels
 from pdpsgd.errors import fail
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 ROC_POINTS = 60

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting.history import History
 from pdpsgd.audit.bounds import one_run_epsilon, one_run_gaussian_epsilon, shared
 from pdpsgd.audit.canaries import Canaries, Tier
 from pdpsgd.audit.scores import simulated_scores
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 SIGNIFICANCE = 0.05
 

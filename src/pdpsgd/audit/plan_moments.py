@@ -6,14 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import binom
 
+from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.history import Exposure
 from pdpsgd.audit import betting
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass

@@ -10,13 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting.history import History
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
 from pdpsgd.audit.dirac_canaries import projections
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 class LikelihoodScores:

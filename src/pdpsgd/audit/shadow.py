@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from pdpsgd._typing import BoolArray, IntArray
 from pdpsgd.audit.observed_run import Criterion
 from pdpsgd.gradients.clipping import clip_weights
-from pdpsgd.planning.plans import Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Round
 
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
 GRADIENTS_AT_ONCE = 2**24
 """Numbers in per-example gradients that are held at a time; larger stacks are trained in slices of models."""
 

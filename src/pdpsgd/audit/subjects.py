@@ -18,12 +18,12 @@ import numpy.typing as npt
 from torch import nn
 
 from pdpsgd.audit.auditing import Subject
-from pdpsgd.data.benchmarks import load
+from pdpsgd.data.benchmarks.loading import load
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.models.networks import BUILT_IN, by_name
 from pdpsgd.planning.plans import Plan
-from pdpsgd.training.presets import preset as find_preset
 from pdpsgd.training.finished_run import PLAN_FILES
+from pdpsgd.training.presets import preset as find_preset
 
 
 def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any]]:

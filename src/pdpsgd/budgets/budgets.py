@@ -12,11 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd._typing import FloatArray, IdArray
 from pdpsgd.errors import check_positive, fail
-
-FloatArray = npt.NDArray[np.floating[Any]]
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, init=False, eq=False)

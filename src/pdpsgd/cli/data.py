@@ -73,9 +73,9 @@ def get(name: Name, data_folder: DataFolder = None, json_file: JsonFile = None) 
       pdpsgd data get mnist
       pdpsgd data get svhn --data-folder ~/datasets
     """
-    from pdpsgd.data.benchmarks import get as get_files
     from pdpsgd.data.benchmarks.catalog import benchmark
     from pdpsgd.data.benchmarks.folders import find
+    from pdpsgd.data.benchmarks.loading import get as get_files
 
     entry = benchmark(name)
     place = None if entry.built_in else find(entry, data_folder)
@@ -207,7 +207,7 @@ def _way_to(name: str) -> str:
 
 def _problem(name: str, place: Path) -> tuple[str | None, tuple[str, ...]]:
     """What is wrong with a benchmark's files, if anything, and the remarks on them."""
-    from pdpsgd.data.benchmarks import verify
+    from pdpsgd.data.benchmarks.loading import verify
 
     try:
         return None, verify(name, place=place)

@@ -34,12 +34,12 @@ def main() -> None:
     from rich.console import Console
 
     from pdpsgd.budgets.budgets import Budgets
-    from pdpsgd.reporting.charts import save_comparison_chart
     from pdpsgd.cli.training_options import tier_names
-    from pdpsgd.training.comparison import compare
-    from pdpsgd.data.benchmarks import load
+    from pdpsgd.data.benchmarks.loading import load
     from pdpsgd.models.networks import digits_network
     from pdpsgd.reporting import comparison_page
+    from pdpsgd.reporting.charts import save_comparison_chart
+    from pdpsgd.training.comparison import compare
     from pdpsgd.training.run_folder import plain
 
     torch.set_num_threads(1)  # small matrices: more threads only wait for each other

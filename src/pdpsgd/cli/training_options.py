@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from pdpsgd.budgets.budgets import Budgets, FloatArray, IdArray
+from pdpsgd._typing import FloatArray, IdArray
+from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import PEOPLE, option
 from pdpsgd.errors import fail

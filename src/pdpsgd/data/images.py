@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.errors import check_positive, fail
 from pdpsgd.budgets.tables import read_columns
+from pdpsgd.errors import check_positive, fail
 
 if TYPE_CHECKING:
     import torch

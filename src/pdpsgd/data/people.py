@@ -129,7 +129,7 @@ def hold_out(data: PeopleData, share: float) -> PeopleData:
 
 
 def _benchmark(name: str, folder: str | Path | None) -> PeopleData:
-    from pdpsgd.data.benchmarks import load
+    from pdpsgd.data.benchmarks.loading import load
     from pdpsgd.models.networks import BUILT_IN
 
     loaded = load(name, folder=folder)

@@ -38,8 +38,8 @@ from typing import Any
 
 import narwhals as nw
 
-from pdpsgd.errors import check_one_of, fail
 from pdpsgd.budgets.tables import open_table
+from pdpsgd.errors import check_one_of, fail
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.errors import fail
+from pdpsgd.budgets.tables import Frame, Source, open_table
 from pdpsgd.data.schema import (
     NOT_PRIVATE,
     Categorical,
@@ -29,7 +29,7 @@ from pdpsgd.data.schema import (
     draft_schema,
     text_of,
 )
-from pdpsgd.budgets.tables import Frame, Source, open_table
+from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,17 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from pdpsgd._typing import IntArray
+
+if TYPE_CHECKING:
+    pass
 
 
 def named_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
@@ -139,3 +144,58 @@ def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 def _holds_fields(tree: Any) -> bool:
     return is_dataclass(tree) and not isinstance(tree, type)
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Records of one step that go through the model together; all of the step's unless physical batches are
+    limited.
+
+    Sensitive: who was drawn, and how many.
+    """
+
+    step: int
+    records: IntArray
+    clip_norms: Tensor
+    first: bool
+    last: bool
+    seed: int | None = None  # for whatever is random in reading the records
+    added: bool = field(default=False)
+
+    @property
+    def size(self) -> int:
+        """How many records there are."""
+        return len(self.records)
+
+
+NO_RECORD = -1
+
+
+Batch = Any
+
+
+def to_device(part: Any, device: torch.device | None) -> Any:
+    """Move a tensor, or the tensors of a batch."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), part)
+
+
+def repeated(part: Any, times: int) -> Any:
+    """Each row so many times, in a tensor, or in the tensors of a batch."""
+    return map_tensors(lambda tensor: tensor.repeat_interleave(times, 0), part)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a model is called with: positional and by keyword."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs; a tuple, list or dict of inputs is spread out."""
+    if isinstance(inputs, Arguments):
+        return model(*inputs.args, **inputs.kwargs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)

@@ -11,10 +11,9 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -119,24 +118,6 @@ def unpack_optimizer(optimizer: HasState, tensors: Mapping[str, torch.Tensor], p
         raise PdpsgdError(
             f"Expected a saved state that fits {kind}. Got one that does not: {error}."
         ) from error
-
-
-def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
-    """A digest of the data that a run is on, so that it is not resumed on other data.
-
-    Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of
-    any other map-style dataset: its length, its kind, and `samples` items spread evenly from the first to
-    the last, read under fixed seeds so that random augmentation repeats. Items that still differ when read
-    twice cannot be told from other data; of these only length and kind count.
-
-    The digest of private data lets anyone check a guess of them. With the run's `key` only those who have
-    it can.
-    """
-    digest = hashlib.blake2b(digest_size=32, key=key, person=b"pdpsgd data")
-    whole = getattr(data, "tensors", data)
-    if not _digest_value(digest, whole):
-        _digest_dataset(digest, data, samples)
-    return digest.hexdigest()
 
 
 # --- the file ----------------------------------------------------------------------------------------------
@@ -316,68 +297,3 @@ def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 # --- the data's digest -------------------------------------------------------------------------------------
-
-
-def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
-    """Digest kind, shape and content, unmistakably; False where something in it is of no known kind."""
-    if isinstance(value, Mapping):
-        digest.update(f"mapping {len(value)};".encode())
-        return all(_digest_value(digest, part) for item in value.items() for part in item)
-    if isinstance(value, list | tuple):
-        digest.update(f"sequence {len(value)};".encode())
-        return all(_digest_value(digest, part) for part in value)
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        text = repr(value).encode()
-        digest.update(f"{type(value).__name__} {len(text)};".encode() + text)
-        return True
-    if hasattr(value, "untyped_storage"):
-        import torch
-
-        digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return True
-    if hasattr(value, "__array_interface__"):  # numpy's arrays and numbers, and images
-        array = np.ascontiguousarray(value)
-        if array.dtype == object:
-            return _digest_value(digest, array.tolist())
-        digest.update(f"{array.dtype} {array.shape};".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-        return True
-    return False
-
-
-def _digest_dataset(digest: hashlib.blake2b, dataset: Any, samples: int) -> None:
-    try:
-        length = len(dataset)
-    except TypeError:
-        fail(f"Expected tensors, arrays, or a dataset with a length and items. Got {type(dataset).__name__}.")
-    digest.update(f"dataset {type(dataset).__name__} {length};".encode())
-    places = np.unique(np.linspace(0, max(length - 1, 0), min(samples, length)).astype(int))
-    first, again = (_digest_items(dataset, places.tolist()) for _ in range(2))
-    if first == again:
-        digest.update(first)
-
-
-def _digest_items(dataset: Any, places: Sequence[int]) -> bytes:
-    digest = hashlib.blake2b()
-    for place in places:
-        with _fixed_seeds():
-            _digest_value(digest, dataset[place])
-    return digest.digest()
-
-
-@contextlib.contextmanager
-def _fixed_seeds() -> Iterator[None]:
-    """Seed the global generators that augmentation uses, and put them back: reading changes nothing."""
-    import torch
-
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        torch.default_generator.manual_seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002

@@ -114,15 +114,6 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def digest_of_module(module: nn.Module) -> str:
-    """A fingerprint of the module's parameters and buffers, bit for bit."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 @contextmanager
 def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """All tensors as one, so that there is one message a step; written back afterwards."""

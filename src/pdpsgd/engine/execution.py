@@ -7,42 +7,19 @@ through the optimizer. The loop is the user's, so everything it may do wrong mee
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from pdpsgd._typing import IntArray
+from pdpsgd.engine.batches import NO_RECORD, Chunk
 from pdpsgd.errors import fail
-from pdpsgd.engine.records import NO_RECORD
 
 if TYPE_CHECKING:
-    from pdpsgd.budgets.budgets import IntArray
-    from pdpsgd.planning.plans import Plan, Round
+    from pdpsgd.planning.plans import Plan
+    from pdpsgd.planning.rounds import Round
     from pdpsgd.sampling.sampler import PoissonSampler
-
-
-@dataclass(eq=False)
-class Chunk:
-    """Records of one step that go through the model together; all of the step's unless physical batches are
-    limited.
-
-    Sensitive: who was drawn, and how many.
-    """
-
-    step: int
-    records: IntArray
-    clip_norms: Tensor
-    first: bool
-    last: bool
-    seed: int | None = None  # for whatever is random in reading the records
-    added: bool = field(default=False)
-
-    @property
-    def size(self) -> int:
-        """How many records there are."""
-        return len(self.records)
 
 
 class Execution:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pdpsgd.engine.batches import Batch
     from pdpsgd.engine.execution import Execution
-    from pdpsgd.engine.records import Batch, Records
+    from pdpsgd.engine.records import Records
 
 
 class PrivateLoader:

@@ -14,11 +14,12 @@ from pdpsgd.engine.checks.buffers import BufferWatch
 from pdpsgd.errors import fail, warn
 
 if TYPE_CHECKING:
-    from pdpsgd.engine.distributed import Ranks
-    from pdpsgd.engine.execution import Chunk, Execution
-    from pdpsgd.gradients.clipping import ClippedGradients
-    from pdpsgd.engine.journal import Journal
+    from pdpsgd.engine.batches import Chunk
     from pdpsgd.engine.checks.watch import LossWatch
+    from pdpsgd.engine.distributed import Ranks
+    from pdpsgd.engine.execution import Execution
+    from pdpsgd.engine.journal import Journal
+    from pdpsgd.gradients.clipping import ClippedGradients
     from pdpsgd.planning.plans import Plan
     from pdpsgd.sampling.source import RandomSource
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,32 +15,32 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from pdpsgd.accounting import accountant
-from pdpsgd.engine.checkpoints import fingerprint_data
+from pdpsgd._typing import IdArray, IntArray
+from pdpsgd.accounting.registry import accountant
+from pdpsgd.engine.batches import Chunk, to_device
 from pdpsgd.engine.checks.collation import check_collation
-from pdpsgd.engine.distributed import Ranks
-from pdpsgd.errors import check_one_of, check_positive, fail
-from pdpsgd.engine.execution import Chunk, Execution
-from pdpsgd.gradients.clipping import ClippedGradients
-from pdpsgd.engine.journal import Journal
-from pdpsgd.planning.levels import Roster
 from pdpsgd.engine.checks.watch import LossWatch
+from pdpsgd.engine.distributed import Ranks
+from pdpsgd.engine.execution import Execution
+from pdpsgd.engine.fingerprints import fingerprint_data
+from pdpsgd.engine.journal import Journal
 from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.optimizer import PrivateOptimizer, check_optimizer
-from pdpsgd.sampling.source import GUESSABLE, RandomSource
-from pdpsgd.engine.records import match_records, records_of, to_device
+from pdpsgd.engine.records import match_records, records_of
 from pdpsgd.engine.resuming import resume_run, save_run
+from pdpsgd.errors import check_one_of, check_positive, fail
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.planning.levels import Roster
+from pdpsgd.planning.verdict import needs_to_be_verified, release_note
 from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.source import RandomSource
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from pdpsgd.budgets.budgets import Budgets, IdArray, IntArray
+    from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.engine.checkpoints import HasState
     from pdpsgd.planning.plans import Plan
-
-AS_PUBLISHED = "as-published bookkeeping, the plan tells who was drawn: not for release"
-UNPROVEN = "nothing is proven, the plan's accountant only approximates: not for release"
 
 
 class Spent(NamedTuple):
@@ -226,7 +225,7 @@ class PrivacyEngine:
     @property
     def release_note(self) -> str | None:
         """Why results of this run are not for release; None if nothing speaks against it."""
-        return release_note(self.plan, self.source)
+        return release_note(self.plan, guessable=self.source.guessable)
 
     def spent(self) -> tuple[Spent, ...]:
         """What each level has spent up to now, if nothing decided to look now but public things.
@@ -355,30 +354,6 @@ class PrivacyEngine:
             self.ranks.spread_module(self.module)
             self.optimizer.state.clear()
         _seed_torch(step_seed(self.source, purpose="torch", step=chunk.step, rank=self.ranks.rank))
-
-
-def release_note(plan: Plan, source: RandomSource) -> str | None:
-    """Why results are not for release: the plan tells who was drawn or proves nothing, or the randomness can
-    be guessed."""
-    unproven = lacks_proof(plan) and not accountant(plan.accountant).proves
-    notes = [AS_PUBLISHED] * plan.sensitive + [UNPROVEN] * unproven + [GUESSABLE] * source.guessable
-    return "; ".join(notes) or None
-
-
-def needs_to_be_verified(plan: Plan) -> bool:
-    """Whether a plan says that something is proven, or should, and this process has neither made nor verified it."""
-    claims = accountant(plan.accountant).proves or any(x.proven_epsilon is not None for x in plan.levels)
-    return claims and not plan.sensitive and not plan.is_proven_here
-
-
-def lacks_proof(plan: Plan) -> bool:
-    """Whether a sound plan promises something to people whom it draws, and does not say what it proves."""
-    return not plan.sensitive and any(
-        level.proven_epsilon is None
-        and math.isfinite(level.epsilon)
-        and not all(r.exposure(index).costs_nothing for r in plan.rounds)
-        for index, level in enumerate(plan.levels)
-    )
 
 
 def step_seed(source: RandomSource, *, purpose: str, step: int, rank: int = 0) -> int:

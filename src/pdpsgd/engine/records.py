@@ -9,28 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from pdpsgd.engine.checkpoints import fingerprint_data
+from pdpsgd._typing import IdArray, IntArray
+from pdpsgd.engine.batches import NO_RECORD, Batch, seeded
+from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import fail
-from pdpsgd.engine.batches import map_tensors, seeded
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from pdpsgd.budgets.budgets import IdArray, IntArray
-    from pdpsgd.engine.execution import Chunk
-
-NO_RECORD = -1
-
-Batch = Any
+    pass
+    from pdpsgd.engine.batches import Chunk
 
 
 class Shapes(Protocol):
@@ -233,33 +229,6 @@ def _seeds_and_numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterat
 
 def _fingerprint(data: Any, key: bytes) -> str:
     return fingerprint_data(data, key=key)
-
-
-def to_device(part: Any, device: torch.device | None) -> Any:
-    """Move a tensor, or the tensors of a batch."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), part)
-
-
-def repeated(part: Any, times: int) -> Any:
-    """Each row so many times, in a tensor, or in the tensors of a batch."""
-    return map_tensors(lambda tensor: tensor.repeat_interleave(times, 0), part)
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What a model is called with: positional and by keyword."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model's outputs; a tuple, list or dict of inputs is spread out."""
-    if isinstance(inputs, Arguments):
-        return model(*inputs.args, **inputs.kwargs)
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
 
 
 def _first_none(batch: Any) -> Any:

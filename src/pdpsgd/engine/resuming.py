@@ -8,17 +8,13 @@ resume refuses anything else. (`journal` catches what has no name.)
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.optim import Optimizer
-
-from pdpsgd.engine.checkpoints import HasState, fingerprint_data, load, pack_optimizer, save, unpack_optimizer
-from pdpsgd.engine.distributed import digest_of_module
+from pdpsgd.engine.checkpoints import HasState, load, pack_optimizer, save, unpack_optimizer
+from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, digest_of_module, fingerprint_data
 from pdpsgd.errors import fail
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.sampling.source import RandomSource
@@ -99,30 +95,6 @@ def describe_run(engine: PrivacyEngine) -> dict[str, Any]:
         "options": engine.options,
         "compiled code": engine.ranks.spread_object(native.description()),
         "number of ranks": engine.ranks.world_size,
-    }
-
-
-def describe_model(module: nn.Module) -> str:
-    """A digest of the model's structure: its modules, and its parameters' names, shapes and types."""
-    lines = [f"{name}: {type(part).__name__}" for name, part in module.named_modules()]
-    lines += [
-        f"{name}: {tuple(p.shape)} {p.dtype} {p.requires_grad}" for name, p in module.named_parameters()
-    ]
-    lines += [f"{name}: {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's kind and settings, without what schedules change."""
-    changing = ("params", "lr", "initial_lr")
-    groups = [
-        {key: repr(value) for key, value in group.items() if key not in changing}
-        for group in optimizer.param_groups
-    ]
-    return {
-        "kind": type(optimizer).__qualname__,
-        "options": {key: repr(value) for key, value in optimizer.defaults.items()},
-        "options of groups": groups,
     }
 
 

@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.rules.general import any_module
 from pdpsgd.gradients.recorder import Recorder, Site
-from pdpsgd.gradients.unsupported import check_module
+from pdpsgd.gradients.rules.general import any_module
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.gradients.shortcuts import pool, sequence
+from pdpsgd.gradients.unsupported import check_module
 
 
 def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 
 try:
     import lightning

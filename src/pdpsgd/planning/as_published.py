@@ -8,22 +8,26 @@ claim, the larger bound that is provable for it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.accounting import Accountant, Exposure
-from pdpsgd.accounting import accountant as accountant_by_name
-from pdpsgd.budgets.budgets import Budgets, FloatArray
+from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.registry import accountant as accountant_by_name
+from pdpsgd.accounting.theorems import participation_for
+from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.planning.levels import Roster, make_levels
-from pdpsgd.planning.mechanisms import MECHANISMS
-from pdpsgd.planning.mechanisms import adapdp
-from pdpsgd.planning.mechanisms import pdp_sgd
-from pdpsgd.planning.mechanisms import sampling
+from pdpsgd.planning.mechanisms import adapdp, pdp_sgd, sampling
+from pdpsgd.planning.mechanisms.registry import MECHANISMS
 from pdpsgd.planning.mechanisms.thresholded import split_evenly
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
-from pdpsgd.planning.plans import Level, Plan, Round
-from pdpsgd.accounting.theorems import as_published_bound, participation_for
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.planning.thresholds import Loss, adaptive_loss, best_threshold
+from pdpsgd.planning.verification import AGREEMENT, PromiseBroken, Verification, epsilon_upper_bound
 
 PUBLISHED_LOSSES: dict[str, Loss] = {
     "sampling": sampling.LOSS,
@@ -56,7 +60,7 @@ def plan_as_published(
     size over the expected number of participants, and noise (or, given the noise, steps) such that the round
     alone costs tau. Given the noise, the rounds end where what is left does not pay for a single step at it.
     """
-    from pdpsgd.planning.planner import threshold_loss
+    from pdpsgd.planning.thresholds import threshold_loss
 
     check_one_of(tuple(PUBLISHED_LOSSES), mechanism_as_published=mechanism)
     chosen = threshold_loss(weights, loss) or PUBLISHED_LOSSES[mechanism]
@@ -179,3 +183,66 @@ def _assemble(
         max_grad_norm=max_grad_norm,
         roster=Roster(budgets.ids, place.reshape(-1), budgets.named),
     )
+
+
+def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
+    """What is provable for somebody under the paper's bookkeeping, where only those who are drawn pay.
+
+    Guarantee: coins that are flipped without looking at the data turn the run into a mixture of fixed plans,
+    so by joint convexity the loss is at most the largest sum of thresholds over rounds in which somebody with
+    this budget can be drawn one after another; it is at most epsilon + max(thresholds). Each round adds its
+    own delta. (docs/everybody-pays.md)
+
+    A single round is covered by Theorem 1, which is tighter.
+
+    >>> as_published_bound(0.5, [0.75, 0.75, 0.75]), as_published_bound(1.0, [0.5, 0.25, 0.5])
+    (0.75, 1.25)
+    """
+    if len(thresholds) == 1:
+        return min(epsilon, thresholds[0])
+    left_after = {epsilon: 0.0}
+    for tau in thresholds:
+        for left, spent in list(left_after.items()):
+            if left > 0:
+                after = max(left - tau, 0.0)
+                left_after[after] = max(left_after.get(after, 0.0), spent + tau)
+    return max(left_after.values())
+
+
+def _verify_as_published(plan: Plan) -> Verification:
+    """Check that each round's threshold is what a drawn person spends, and that the provable bound is stated
+    in full."""
+    thresholds = [r.threshold for r in plan.rounds]
+    known: dict[tuple[Exposure, float], float] = {}
+    for index, r in enumerate(plan.rounds):
+        for place, level in enumerate(plan.levels):
+            exposure = r.exposure(place)
+            if exposure.costs_nothing:
+                continue
+            key = (exposure, level.delta)
+            if key not in known:
+                known[key] = epsilon_upper_bound((exposure,), level.delta)
+            if r.threshold is None or known[key] > r.threshold * (1 + AGREEMENT):
+                raise PromiseBroken(
+                    f"rounds[{index}].threshold={r.threshold!r} is below what the round costs level {place}, "
+                    f"{known[key]:.6g}."
+                )
+    bounds = []
+    for index, level in enumerate(plan.levels):
+        bound = as_published_bound(level.epsilon, [t for t in thresholds if t is not None])
+        claim = level.provable_epsilon
+        drawn = [r.threshold or 0.0 for r in plan.rounds if not r.exposure(index).costs_nothing]
+        if level.history or (math.fsum(drawn) > bound * (1 + 1e-9) and len(plan.rounds) > 1):
+            raise PromiseBroken(
+                f"levels[{index}] is drawn more often than its budget of {level.epsilon:g} allows."
+            )
+        if (
+            claim is None
+            or claim < bound * (1 - 1e-9)
+            or (level.provable_delta or 0) < level.delta * len(plan.rounds)
+        ):
+            raise PromiseBroken(
+                f"levels[{index}].provable_epsilon={claim!r} is below what can be proven, {bound:.6g}."
+            )
+        bounds.append(bound)
+    return Verification(tuple(bounds), tuple(level.epsilon for level in plan.levels))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdpsgd.budgets.budgets import Budgets, FloatArray, IdArray, IntArray
-from pdpsgd.errors import check_positive, fail, warn
+from pdpsgd._typing import FloatArray, IdArray, IntArray
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import check_positive, fail
 
 if TYPE_CHECKING:
-    from pdpsgd.planning.plans import Plan
+    pass
 
 MAX_LEVELS = 256
 MAX_DELTAS = 8
@@ -127,39 +128,6 @@ def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray
     return index
 
 
-def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
-    """The plan's level for each person; refuses people for whom the plan was not made."""
-    epsilon = np.array([level.epsilon for level in plan.levels])
-    delta = np.array([level.delta for level in plan.levels])
-    if plan.roster is not None:
-        index = match_ids(plan.roster, budgets)
-    elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
-        index = assign(epsilon, delta, budgets)
-        if any(level.history for level in plan.levels):
-            # Somebody with another budget than before has another history than the level they are on now.
-            check_same_people(plan, Roster(budgets.ids, index, budgets.named))
-    else:
-        fail(
-            "This plan has several levels with the same budget: who is on which stands in its roster, which is missing."
-        )
-    lost = (index < 0) | (epsilon[index] > budgets.epsilon) | (delta[index] > budgets.delta)
-    if lost.any():
-        person = int(lost.argmax())
-        fail(
-            f"This plan was made for other people: nobody on it allows as little as person {budgets.ids[person]} "
-            f"(epsilon={budgets.epsilon[person]:g}, delta={budgets.delta[person]:g})."
-        )
-    counted = np.bincount(index, minlength=epsilon.size)
-    planned = np.array([level.people for level in plan.levels])
-    if not np.array_equal(counted, planned):
-        level = int((counted != planned).argmax())
-        fail(
-            f"This plan was made for other people: it has {planned[level]:,} at epsilon={epsilon[level]:g}, "
-            f"these budgets {counted[level]:,}."
-        )
-    return index
-
-
 def people_digest(roster: Roster) -> str:
     """A public fingerprint of who is on which level: by id, in whatever order, or by place where there are no ids."""
     if not roster.named:
@@ -169,31 +137,6 @@ def people_digest(roster: Roster) -> str:
     digest = hashlib.sha256("\0".join([_kind(roster.ids), *names]).encode())
     digest.update(roster.level[order].astype("<i8").tobytes())
     return f"ids:{digest.hexdigest()}"
-
-
-def check_same_people(plan: Plan, people: Roster) -> None:
-    """Refuse people of whom the plan's digest says that they are not those it was made for, each on their level."""
-    stated = plan.people_digest
-    if stated is None:
-        if len(plan.levels) > 1:
-            warn(
-                "This plan does not say for whom it was made: whether these are the same people, with the budgets that "
-                "they had then, cannot be told. Attach the list exactly as it was.",
-            )
-        return
-    if stated.startswith("ids:") and not people.named:
-        fail(
-            "This plan was made for people with ids, and these have none: who is who cannot be told. "
-            "Give the ids of the people."
-        )
-    by_place = Roster(people.ids, people.level, named=False)
-    if stated != people_digest(people if stated.startswith("ids:") else by_place):
-        what = "ids" if people.named else "order"
-        fail(
-            f"This plan was made for other people than these {people.level.size:,}, or some of them allowed "
-            f"something else then: {what} and levels do not have the digest that the plan states. What they spent "
-            "can be told from the list that it was made for only."
-        )
 
 
 def match_ids(roster: Roster, budgets: Budgets) -> IntArray:

@@ -11,7 +11,8 @@ import numpy as np
 from pdpsgd.accounting.history import Exposure
 from pdpsgd.errors import fail
 from pdpsgd.planning.levels import Roster
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 
 VERSION = 1
 SENSITIVE = (
@@ -186,7 +187,7 @@ def _finite_or_text(value: float) -> float | str:
 
 
 def _names(document: dict[str, Any]) -> None:
-    from pdpsgd.accounting import ACCOUNTANTS
+    from pdpsgd.accounting.registry import ACCOUNTANTS
     from pdpsgd.errors import check_one_of
 
     check_one_of(ACCOUNTANTS, accountant=_text("accountant", document))

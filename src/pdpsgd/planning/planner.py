@@ -7,15 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from pdpsgd.accounting import ACCOUNTANTS, Accountant, History
-from pdpsgd.accounting import accountant as accountant_by_name
-from pdpsgd.budgets.budgets import Budgets, FloatArray, IntArray
+from pdpsgd._typing import FloatArray, IntArray
+from pdpsgd.accounting import Accountant, History
+from pdpsgd.accounting.registry import ACCOUNTANTS
+from pdpsgd.accounting.registry import accountant as accountant_by_name
+from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
 from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
-from pdpsgd.planning.mechanisms import MECHANISMS, Mechanism, Request
-from pdpsgd.planning.plans import BOOKKEEPINGS, Level, Plan, Round
+from pdpsgd.planning.mechanisms import Mechanism, Request
+from pdpsgd.planning.mechanisms.registry import MECHANISMS
+from pdpsgd.planning.plans import BOOKKEEPINGS, Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.planning.solver import Segment
-from pdpsgd.planning.thresholds import LOSSES, Loss, fixed_loss
+from pdpsgd.planning.thresholds import threshold_loss
 
 
 def plan(
@@ -127,21 +131,6 @@ def prove(draft: Plan, by: Accountant) -> Plan:
             )
         levels.append(replace(level, proven_epsilon=cost))
     return replace(draft, levels=tuple(levels)).remember_proof()
-
-
-def threshold_loss(weights: tuple[float, float] | None, loss: str | None) -> Loss | None:
-    """The loss a user chose for thresholds, or None for the mechanism's own."""
-    if weights is not None and loss is not None:
-        fail(f"Expected `weights` or `loss`, not both. Got weights={weights!r} and loss={loss!r}.")
-    if weights is not None:
-        first, second = weights
-        if min(first, second) < 0 or first + second <= 0:
-            fail(f"Expected weights (w1, w2) >= 0, not both 0. Got {weights!r}.")
-        return fixed_loss(first, second)
-    if loss is not None:
-        check_one_of(tuple(LOSSES), loss=loss)
-        return LOSSES[loss]
-    return None
 
 
 def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) -> str:

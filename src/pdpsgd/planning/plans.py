@@ -9,68 +9,24 @@ allows, and public settings). Training executes it; anyone can read it as JSON a
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdpsgd.accounting.history import Exposure, History
-from pdpsgd.errors import check_one_of, check_positive, fail
+from pdpsgd._typing import IntArray
+from pdpsgd.accounting.history import History
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import check_one_of, check_positive, fail, warn
+from pdpsgd.planning.levels import Roster, assign, match_ids, people_digest
+from pdpsgd.planning.rounds import Level, Round, _check_level, _check_round
 
 if TYPE_CHECKING:
-    from pdpsgd.budgets.budgets import Budgets, IntArray
-    from pdpsgd.planning.levels import Roster
     from pdpsgd.planning.verification import Verification
 
 BOOKKEEPINGS = ("sound", "as-published")
 NEIGHBOURS = "add-or-remove"
-
-
-@dataclass(frozen=True)
-class Level:
-    """People who are treated alike: a budget that is at most what each of them allows.
-
-    `proven_epsilon` is what the plan's rounds cost them at `delta`, together with `history` (earlier plans on
-    the same people); None where nothing is proven. The last three belong to as-published bookkeeping: what
-    the paper would claim, and the larger epsilon that is provable for it, at a larger delta.
-    """
-
-    epsilon: float
-    delta: float
-    people: int
-    proven_epsilon: float | None = None
-    history: History = ()
-    claimed_epsilon: float | None = None
-    provable_epsilon: float | None = None
-    provable_delta: float | None = None
-
-
-@dataclass(frozen=True)
-class Round:
-    """Steps taken under the same noise and the same rates; the tuples follow the plan's levels."""
-
-    steps: int
-    noise_multiplier: float
-    expected_batch_size: float
-    participation: tuple[float, ...]
-    sample_rates: tuple[float, ...]
-    clip_scales: tuple[float, ...]
-    threshold: float | None = None
-    fresh_model: bool = False
-
-    def exposure(self, level: int) -> Exposure:
-        """What a person of this level is exposed to in this round.
-
-        Noise of standard deviation sigma * C against a gradient of norm at most C_l is a noise multiplier of
-        sigma * C / C_l for that person.
-        """
-        scale = self.clip_scales[level]
-        sigma = self.noise_multiplier / scale if scale > 0 else math.inf
-        return Exposure(
-            self.participation[level], self.sample_rates[level] if scale > 0 else 0.0, sigma, self.steps
-        )
 
 
 _PROVEN: set[int] = set()
@@ -153,15 +109,12 @@ class Plan:
         Of ids and levels, in whatever order people are listed, or, without ids, of the levels in the list's order.
         An as-published plan, which is not public, has none.
         """
-        from pdpsgd.planning.levels import people_digest
-
         if self.sensitive:
             return None
         return self.stated_people if self.roster is None else people_digest(self.roster)
 
     def level_of_person(self, budgets: Budgets) -> IntArray:
         """The level of each person of `budgets`, in their order; refuses people the plan was not made for."""
-        from pdpsgd.planning.levels import level_of_person
 
         return level_of_person(self, budgets)
 
@@ -179,8 +132,6 @@ class Plan:
         `budgets` are those that the plan was made for. Others are refused, as far as the plan says for whom it was
         made (files of earlier versions do not: a warning says so).
         """
-        from pdpsgd.planning.levels import Roster, check_same_people
-
         people = Roster(budgets.ids, self.level_of_person(budgets), budgets.named)
         is_checked = any(level.history for level in self.levels)  # by level_of_person
         if self.roster is None and not is_checked:
@@ -247,42 +198,59 @@ def _check_structure(plan: Plan) -> None:
         _check_round(f"rounds[{index}]", r, plan.levels)
 
 
-def _check_level(place: str, level: Level) -> None:
-    if not level.epsilon >= 0:
-        fail(f"Expected {place}.epsilon >= 0 (or inf). Got {level.epsilon!r}.")
-    if not 0 <= level.delta < 1:
-        fail(f"Expected 0 <= {place}.delta < 1. Got {level.delta!r}.")
-    if level.people < 0:
-        fail(f"Expected {place}.people >= 0. Got {level.people!r}.")
-    if level.proven_epsilon is not None and not level.proven_epsilon >= 0:
-        fail(f"Expected {place}.proven_epsilon >= 0 or null. Got {level.proven_epsilon!r}.")
-
-
-def _check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
-    if r.steps < 1:
-        fail(f"Expected {place}.steps >= 1. Got {r.steps!r}.")
-    check_positive(**{f"{place}.noise_multiplier": r.noise_multiplier})
-    check_positive(**{f"{place}.expected_batch_size": r.expected_batch_size})
-    for name in ("participation", "sample_rates", "clip_scales"):
-        values = getattr(r, name)
-        if len(values) != len(levels):
-            fail(
-                f"Expected {place}.{name} to have one value for each of the {len(levels)} levels. Got {len(values)}."
-            )
-        highest = math.inf if name == "clip_scales" else 1.0
-        for index, value in enumerate(values):
-            if not (0 <= value <= highest and math.isfinite(value)):
-                accepted = "[0, 1]" if highest == 1 else "[0, inf)"
-                fail(f"Expected {place}.{name}[{index}] in {accepted}. Got {value!r}.")
-    for index, level in enumerate(levels):
-        if (level.epsilon == 0 or level.delta == 0) and not r.exposure(index).costs_nothing:
-            fail(
-                f"Expected {place} never to draw level {index}, whose people allow epsilon={level.epsilon!r} at "
-                f"delta={level.delta!r}: nothing. Got sample rate {r.sample_rates[index]!r}."
-            )
-    drawn = math.fsum(level.people * r.participation[i] * r.sample_rates[i] for i, level in enumerate(levels))
-    if not np.isclose(drawn, r.expected_batch_size, rtol=1e-6, atol=1e-9):
+def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
+    """The plan's level for each person; refuses people for whom the plan was not made."""
+    epsilon = np.array([level.epsilon for level in plan.levels])
+    delta = np.array([level.delta for level in plan.levels])
+    if plan.roster is not None:
+        index = match_ids(plan.roster, budgets)
+    elif len(set(zip(epsilon.tolist(), delta.tolist(), strict=True))) == epsilon.size:
+        index = assign(epsilon, delta, budgets)
+        if any(level.history for level in plan.levels):
+            # Somebody with another budget than before has another history than the level they are on now.
+            check_same_people(plan, Roster(budgets.ids, index, budgets.named))
+    else:
         fail(
-            f"Expected {place}.expected_batch_size to be the people times their rates, {drawn!r}. "
-            f"Got {r.expected_batch_size!r}."
+            "This plan has several levels with the same budget: who is on which stands in its roster, which is missing."
+        )
+    lost = (index < 0) | (epsilon[index] > budgets.epsilon) | (delta[index] > budgets.delta)
+    if lost.any():
+        person = int(lost.argmax())
+        fail(
+            f"This plan was made for other people: nobody on it allows as little as person {budgets.ids[person]} "
+            f"(epsilon={budgets.epsilon[person]:g}, delta={budgets.delta[person]:g})."
+        )
+    counted = np.bincount(index, minlength=epsilon.size)
+    planned = np.array([level.people for level in plan.levels])
+    if not np.array_equal(counted, planned):
+        level = int((counted != planned).argmax())
+        fail(
+            f"This plan was made for other people: it has {planned[level]:,} at epsilon={epsilon[level]:g}, "
+            f"these budgets {counted[level]:,}."
+        )
+    return index
+
+
+def check_same_people(plan: Plan, people: Roster) -> None:
+    """Refuse people of whom the plan's digest says that they are not those it was made for, each on their level."""
+    stated = plan.people_digest
+    if stated is None:
+        if len(plan.levels) > 1:
+            warn(
+                "This plan does not say for whom it was made: whether these are the same people, with the budgets that "
+                "they had then, cannot be told. Attach the list exactly as it was.",
+            )
+        return
+    if stated.startswith("ids:") and not people.named:
+        fail(
+            "This plan was made for people with ids, and these have none: who is who cannot be told. "
+            "Give the ids of the people."
+        )
+    by_place = Roster(people.ids, people.level, named=False)
+    if stated != people_digest(people if stated.startswith("ids:") else by_place):
+        what = "ids" if people.named else "order"
+        fail(
+            f"This plan was made for other people than these {people.level.size:,}, or some of them allowed "
+            f"something else then: {what} and levels do not have the digest that the plan states. What they spent "
+            "can be told from the list that it was made for only."
         )

@@ -15,11 +15,11 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import brentq
 
+from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting import Accountant, Exposure, History
-from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
-from pdpsgd.budgets.budgets import FloatArray, IntArray
-from pdpsgd.errors import check_positive, fail
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
+from pdpsgd.errors import check_positive, fail
 
 TOLERANCE = 2e-3
 """A level's rate is final when it spends between 1 - TOLERANCE and 1 of its target."""

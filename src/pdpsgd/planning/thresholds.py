@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
-from pdpsgd.budgets.budgets import FloatArray
-from pdpsgd.errors import fail
+from pdpsgd._typing import FloatArray
+from pdpsgd.errors import check_one_of, fail
 
 Loss = Callable[[FloatArray, FloatArray, float], float]
 """loss(budgets, people, tau)"""
@@ -106,3 +106,18 @@ def _positive_finite(budgets: npt.ArrayLike, people: npt.ArrayLike) -> tuple[Flo
         )
     distinct, place = np.unique(values[kept], return_inverse=True)
     return distinct, np.bincount(place, weights=counts[kept]).astype(float)
+
+
+def threshold_loss(weights: tuple[float, float] | None, loss: str | None) -> Loss | None:
+    """The loss a user chose for thresholds, or None for the mechanism's own."""
+    if weights is not None and loss is not None:
+        fail(f"Expected `weights` or `loss`, not both. Got weights={weights!r} and loss={loss!r}.")
+    if weights is not None:
+        first, second = weights
+        if min(first, second) < 0 or first + second <= 0:
+            fail(f"Expected weights (w1, w2) >= 0, not both 0. Got {weights!r}.")
+        return fixed_loss(first, second)
+    if loss is not None:
+        check_one_of(tuple(LOSSES), loss=loss)
+        return LOSSES[loss]
+    return None

@@ -18,10 +18,9 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 from scipy.special import logsumexp, ndtr, ndtri
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.budgets.budgets import FloatArray
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.accounting.theorems import as_published_bound
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
@@ -58,6 +57,8 @@ def verify(plan: Plan) -> Verification:
     as promised, whatever the accountant that made the plan did wrong.
     """
     if plan.bookkeeping == "as-published":
+        from pdpsgd.planning.as_published import _verify_as_published
+
         return _verify_as_published(plan)
     found = []
     known: dict[tuple[History, float], float] = {}
@@ -292,42 +293,3 @@ def _epsilon(total: _Losses, delta: float) -> float:
     if upper[place] <= delta:
         return 0.0
     return max(0.0, float(total.losses[place]) + math.log((upper[place] - delta) / lower[place]))
-
-
-def _verify_as_published(plan: Plan) -> Verification:
-    """Check that each round's threshold is what a drawn person spends, and that the provable bound is stated
-    in full."""
-    thresholds = [r.threshold for r in plan.rounds]
-    known: dict[tuple[Exposure, float], float] = {}
-    for index, r in enumerate(plan.rounds):
-        for place, level in enumerate(plan.levels):
-            exposure = r.exposure(place)
-            if exposure.costs_nothing:
-                continue
-            key = (exposure, level.delta)
-            if key not in known:
-                known[key] = epsilon_upper_bound((exposure,), level.delta)
-            if r.threshold is None or known[key] > r.threshold * (1 + AGREEMENT):
-                raise PromiseBroken(
-                    f"rounds[{index}].threshold={r.threshold!r} is below what the round costs level {place}, "
-                    f"{known[key]:.6g}."
-                )
-    bounds = []
-    for index, level in enumerate(plan.levels):
-        bound = as_published_bound(level.epsilon, [t for t in thresholds if t is not None])
-        claim = level.provable_epsilon
-        drawn = [r.threshold or 0.0 for r in plan.rounds if not r.exposure(index).costs_nothing]
-        if level.history or (math.fsum(drawn) > bound * (1 + 1e-9) and len(plan.rounds) > 1):
-            raise PromiseBroken(
-                f"levels[{index}] is drawn more often than its budget of {level.epsilon:g} allows."
-            )
-        if (
-            claim is None
-            or claim < bound * (1 - 1e-9)
-            or (level.provable_delta or 0) < level.delta * len(plan.rounds)
-        ):
-            raise PromiseBroken(
-                f"levels[{index}].provable_epsilon={claim!r} is below what can be proven, {bound:.6g}."
-            )
-        bounds.append(bound)
-    return Verification(tuple(bounds), tuple(level.epsilon for level in plan.levels))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pdpsgd.reporting.charts.audit import proven_against_measured
 from pdpsgd.reporting import parts
+from pdpsgd.reporting.charts.audit import proven_against_measured
 
 
 def audit_parts(audit: Mapping[str, Any]) -> list[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.reporting import charts
+from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.charts import PAGE
-from pdpsgd.reporting import parts
 
 if TYPE_CHECKING:
     from pdpsgd.training.comparison import Comparison, Outcome

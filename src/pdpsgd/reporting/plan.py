@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pdpsgd.reporting import charts
-from pdpsgd.reporting.charts import PAGE
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.planning.plan_table import allowed_and_used, span
 from pdpsgd.planning.plan_table import rows as table_rows
-from pdpsgd.reporting import parts
+from pdpsgd.reporting import charts, parts
+from pdpsgd.reporting.charts import PAGE
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan

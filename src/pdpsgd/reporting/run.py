@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdpsgd.reporting import charts
-from pdpsgd.reporting.charts import PAGE
 from pdpsgd.errors import fail
-from pdpsgd.reporting import parts
+from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.audit import audit_parts
-from pdpsgd.training.finished_run import Run, read_run
+from pdpsgd.reporting.charts import PAGE
 from pdpsgd.reporting.plan import (
     Check,
     check_of,
@@ -25,6 +23,7 @@ from pdpsgd.reporting.plan import (
     used_parts,
     verify_parts,
 )
+from pdpsgd.training.finished_run import Run, read_run
 
 
 def write_run_report(folder: str | Path, output: str | Path | None = None) -> Path:

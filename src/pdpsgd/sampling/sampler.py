@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd._typing import AnyIntArray, IntArray, WordArray
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
-    from pdpsgd.sampling.source import BitGenerator, RandomSource, WordArray
+    from pdpsgd.sampling.generators import BitGenerator
+    from pdpsgd.sampling.source import RandomSource
 
 _MOST_AHEAD = 16
 _PEOPLE_AHEAD = 4096
-
-IntArray = npt.NDArray[np.int64]
-AnyIntArray = npt.NDArray[np.integer]
 
 
 class PoissonSampler:

@@ -9,33 +9,29 @@ noise at all), so a key is secret, belongs to one run, and is erased when the ru
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.random.bit_generator import ISeedSequence
 
 from pdpsgd.errors import check_positive, fail
+from pdpsgd.planning.verdict import GUESSABLE
+from pdpsgd.sampling.generators import BitGenerator, _choose_algorithm, _fast_words
+from pdpsgd.sampling.noise import (
+    _AHEAD,
+    _KEPT_BLOCKS,
+    _add_fine_noise_,
+    _add_noise_on_device_,
+    _is_small,
+    _NoiseBlock,
+    blocks,
+)
 
 if TYPE_CHECKING:
     import torch
 
 KEY_BYTES = 32
-FAST = "sfc64"
-GUESSABLE = "reproducible, guessable: not for release"
-
-WordArray = npt.NDArray[np.uint64]
-
-
-class BitGenerator(Protocol):
-    """What draws and noise are made of: uniform 64-bit words. Every bit generator of numpy is one."""
-
-    def random_raw(self, size: int) -> WordArray:
-        """The next `size` words."""
-        ...
 
 
 class RandomSource:
@@ -191,7 +187,7 @@ class RandomSource:
         place = int(number).to_bytes(8, "little") + int(rank).to_bytes(8, "little")
         seed = _derive(self.key_bytes(), place, purpose=purpose)
         if self.secure:
-            from pdpsgd.sampling.noise import SecureWords
+            from pdpsgd.sampling.generators import SecureWords
 
             return SecureWords(seed, algorithm=self.algorithm)
         return _fast_words(seed)
@@ -200,136 +196,7 @@ class RandomSource:
         return f"RandomSource({self.algorithm}, {GUESSABLE if self.guessable else 'secret key'})"
 
 
-def blocks(tensors: Sequence[torch.Tensor], *, size: int = 2**16) -> Iterator[list[torch.Tensor]]:
-    """All elements of the tensors in order, as lists of views with at most `size` elements together.
-
-    Small tensors share a block, so that noise is made in one go; large ones are cut, so that the memory for
-    it is bounded and stays in the cache. A large tensor that is not contiguous is a block of its own.
-    """
-    block: list[torch.Tensor] = []
-    room = size
-    for tensor in tensors:
-        cut = tensor.numel() > size and tensor.is_contiguous()
-        flat = tensor.view(-1) if cut else tensor
-        for piece in [flat[at : at + size] for at in range(0, len(flat), size)] if cut else [tensor]:
-            if block and piece.numel() > room:
-                yield block
-                block, room = [], size
-            block.append(piece)
-            room -= piece.numel()
-    if block:
-        yield block
-
-
-def _choose_algorithm(*, secure: bool, wanted: str | None) -> str:
-    if secure:
-        from pdpsgd.sampling.noise import choose_algorithm
-
-        return choose_algorithm(wanted)
-    if wanted not in (None, FAST):
-        fail(f"Expected algorithm={FAST!r} for a source that is not secure. Got algorithm={wanted!r}.")
-    return FAST
-
-
 def _derive(key: bytes, content: bytes, *, purpose: str) -> bytes:
     # `person` keeps the purposes apart: the noise of step 3 has nothing to do with the draw of step 3.
     person = f"pdpsgd {purpose}".encode()
     return hashlib.blake2b(content, digest_size=KEY_BYTES, key=key, person=person).digest()
-
-
-def _fast_words(seed: bytes) -> BitGenerator:
-    state: Any = _State(seed)
-    return np.random.SFC64(state)
-
-
-class _State(ISeedSequence):
-    """Hands a derived seed to a generator of numpy as its state."""
-
-    def __init__(self, seed: bytes) -> None:
-        self._seed = seed
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        return np.frombuffer(self._seed, dtype=dtype)[:n_words]
-
-
-# --- noise of the default mode -----------------------------------------------------------------------------
-
-_KEPT_BLOCKS = 16
-_BLOCK = 2**16
-_AHEAD = 8
-
-
-def _is_small(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the tensors are one block, here, of no more than single precision."""
-    import torch
-
-    alike = all(tensor.device.type == "cpu" and tensor.dtype != torch.float64 for tensor in tensors)
-    return alike and sum(tensor.numel() for tensor in tensors) <= _BLOCK
-
-
-class _NoiseBlock:
-    """Makes normal numbers in the shapes of some tensors, for some steps; keeps its memory for the next time."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], *, steps: int) -> None:
-        import torch
-
-        sizes = [tensor.numel() for tensor in tensors]
-        self._half = (sum(sizes) + 1) // 2
-        self._angle, self._uniform, self._extra = torch.empty(3, steps, self._half)
-        self._low_bits = torch.empty(steps, self._half, dtype=torch.int32)
-        self._smallest = torch.tensor(2.0**-40)
-        self._pairs = torch.empty(steps, 2, self._half)
-        self._parts = [
-            [
-                part.view(tensor.shape)
-                for part, tensor in zip(torch.split(row.view(-1)[: sum(sizes)], sizes), tensors, strict=True)
-            ]
-            for row in self._pairs
-        ]
-
-    def make(self, generators: Sequence[BitGenerator]) -> list[list[torch.Tensor]]:
-        """Independent standard normal numbers by Box and Muller, valid until the next call: two from a word.
-
-        For each step from a generator of its own. Of a word's 64 bits, 24 are the angle and 39 the radius. A
-        float keeps the leading bits of a small number, so 39 bits reach sqrt(2 * 40 * ln 2) = 7.4 standard
-        deviations. The customary 24 bits end at 5.8, and a record that moves the sum past the end gives itself
-        away: at a noise multiplier of 0.6 that has a chance of 2e-5 each time it is drawn, against 4e-9 here.
-        """
-        import torch
-
-        rows = np.stack([generator.random_raw(self._half) for generator in generators])
-        words = torch.from_numpy(rows.view(np.int32))
-        first, second = words[:, : self._half], words[:, self._half :]
-        extra = self._extra.copy_(torch.bitwise_and(first, 0xFF, out=self._low_bits))
-        angle = self._angle.copy_(first.bitwise_and_(~0xFF)).mul_(math.pi / 2**31)
-        uniform = self._uniform.copy_(second.bitwise_and_(0x7FFFFFFF)).add_(extra, alpha=2.0**-8)
-        torch.add(self._smallest, uniform, alpha=2.0**-31, out=uniform)
-        radius = uniform.log_().mul_(-2.0).sqrt_()
-        torch.cos(angle, out=self._pairs[:, 0])
-        torch.sin(angle, out=self._pairs[:, 1])
-        self._pairs.mul_(radius[:, None])
-        return self._parts
-
-
-def _add_fine_noise_(tensor: torch.Tensor, standard_deviation: float, generator: BitGenerator) -> None:
-    """Noise for float64: coarser numbers would leave the sum's last bits as they are, to be read off."""
-    from pdpsgd.sampling.noise import normals
-
-    for (piece,) in blocks([tensor]):
-        noise = normals(generator, piece.numel()).view(piece.shape)
-        piece.add_(noise, alpha=standard_deviation)
-
-
-def _add_noise_on_device_(
-    tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
-) -> None:
-    import torch
-
-    generators: dict[torch.device, torch.Generator] = {}
-    for tensor in tensors:
-        if tensor.device not in generators:
-            generators[tensor.device] = torch.Generator(tensor.device)
-            generators[tensor.device].manual_seed(int(generator.random_raw(1)[0]))
-        precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        noise = torch.empty(tensor.shape, dtype=precision, device=tensor.device)
-        tensor.add_(noise.normal_(0.0, standard_deviation, generator=generators[tensor.device]))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from pdpsgd.training.augmentation import Shifts
 from pdpsgd.errors import check_positive, fail
+from pdpsgd.training.augmentation import Shifts
 
 Loss = Callable[[Any, Any], Tensor]
 Schedule = Callable[[float], float]

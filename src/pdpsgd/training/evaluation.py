@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pdpsgd.engine.batches import Chunk, call, to_device
+from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
-from pdpsgd.engine.execution import Chunk
-from pdpsgd.engine.records import Records, call, records_of, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,16 +14,25 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pdpsgd.training.augmentation import check_augment
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checkpoints import erase_key
-from pdpsgd.engine.distributed import digest_of_module
+from pdpsgd.engine.checks.augmentation import check_augment
+from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
-from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.errors import fail
+from pdpsgd.training.components import (
+    Augment,
+    Loss,
+    Schedule,
+    augment_of,
+    loss_of,
+    name_of,
+    optimizer_of,
+    schedule_of,
+)
+from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.presets import options_with
-from pdpsgd.training.components import Augment, Loss, Schedule, augment_of, loss_of, name_of, optimizer_of, schedule_of
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
 

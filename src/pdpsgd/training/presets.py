@@ -4,7 +4,7 @@ What they reach is on record in docs/results (`search.md`, `networks.md`, `featu
 the data of those benchmarks; on other data they are a start, not a promise.
 
     made = pdpsgd.training.presets.preset("mnist")
-    data = made.prepare(pdpsgd.data.benchmarks.load("mnist"))
+    data = made.prepare(pdpsgd.data.benchmarks.loading.load("mnist"))
     pdpsgd.fit(made.make_model(data), (data.train_inputs, data.train_targets), budgets, preset="mnist")
 
 >>> preset("mnist").fit_options()["batch_size"]
@@ -21,10 +21,10 @@ from pdpsgd.errors import check_one_of, fail
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from pdpsgd.data.benchmarks import Dataset
+    from pdpsgd.data.benchmarks.loading import Dataset
     from pdpsgd.data.people import PeopleData
-    from pdpsgd.planning.plans import Plan
     from pdpsgd.models.pretraining import Progress
+    from pdpsgd.planning.plans import Plan
 
 DEFAULTS: dict[str, Any] = {
     "steps": None,

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pdpsgd.accounting import accountant
+from pdpsgd.accounting.registry import accountant
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pdpsgd.training.augmentation import check_augment
+from pdpsgd.engine.batches import call, repeated, to_device
 from pdpsgd.engine.checkpoints import erase_key
+from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.training.ensemble import WeightAverage, round_weight
+from pdpsgd.engine.resuming import check_same_run
 from pdpsgd.errors import fail
+from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
 from pdpsgd.training.progress import ProgressBar
-from pdpsgd.engine.records import call, repeated, to_device
-from pdpsgd.engine.resuming import check_same_run
 from pdpsgd.training.run_folder import RunFolder, plain
 
 if TYPE_CHECKING:

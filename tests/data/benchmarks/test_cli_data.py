@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from pdpsgd.cli.data import app
 from pdpsgd.data.benchmarks.catalog import CATALOGUE
 from pdpsgd.data.benchmarks.formats import md5_of
-from pdpsgd.errors import PdpsgdError
 from pdpsgd.data.schema import Numeric, Schema
+from pdpsgd.errors import PdpsgdError
 
 
 def run(*arguments: object) -> str:

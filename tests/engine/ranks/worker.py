@@ -13,9 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.engine.distributed import Ranks, digest_of_module
+from pdpsgd.engine.distributed import Ranks
+from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.planning.plans import Level, Plan, Round
+from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling.sampler import PoissonSampler
 
 

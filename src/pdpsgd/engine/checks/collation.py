@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.engine.batches import has_rows, named_tensors, seeded
 from pdpsgd.engine.records import DatasetRecords, Records
+from pdpsgd.errors import PdpsgdError, fail, warn
 
 CHECKED_RECORDS = 16
 FEWER_RECORDS = 5

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.errors import fail
 from pdpsgd.engine.batches import exchanged, has_rows, same_but_for, tensors
-from pdpsgd.gradients.clipping import leaves_of_graph
 from pdpsgd.engine.checks.replay import Call, CannotTellError, Change, Replay
+from pdpsgd.errors import fail
+from pdpsgd.gradients.clipping import leaves_of_graph
 
 HALVES = 8
 ALL_BUT_ONE = 4

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdpsgd.engine.batches import RandomStates, call, has_rows, map_tensors, tensors
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
-from pdpsgd.engine.batches import RandomStates, has_rows, map_tensors, tensors
 from pdpsgd.gradients.clipping import ClippedGradients, of_module
-from pdpsgd.engine.records import call
 
 Loss = Callable[..., Tensor]
 

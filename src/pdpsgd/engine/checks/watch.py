@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from pdpsgd.errors import PdpsgdError, warn
-from pdpsgd.engine.batches import map_tensors, tensors
+from pdpsgd.engine.batches import Arguments, map_tensors, tensors
 from pdpsgd.engine.checks.loop import LossCheck, check_inputs, check_parameters
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
-from pdpsgd.engine.records import Arguments
 from pdpsgd.engine.checks.replay import CannotTellError, Replay
+from pdpsgd.errors import PdpsgdError, warn
 
 if TYPE_CHECKING:
     from pdpsgd.gradients.clipping import ClippedGradients

@@ -4,11 +4,7 @@ A rule computes what the layer computes, with its parameters taken out of autogr
 gradient is once the gradient of the layer's output is known. A new layer is one function under `@rule_for`.
 """
 
-from pdpsgd.gradients.rules import attention
-from pdpsgd.gradients.rules import convolution
-from pdpsgd.gradients.rules import embedding
-from pdpsgd.gradients.rules import linear
-from pdpsgd.gradients.rules import normalization
+from pdpsgd.gradients.rules import attention, convolution, embedding, linear, normalization
 from pdpsgd.gradients.rules.registry import RULES, Rule, rule_for, rule_of
 
 __all__ = [

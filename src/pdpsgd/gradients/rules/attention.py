@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.gradients.per_example import Gradient, WrittenOut, accurate, detached
-from pdpsgd.gradients.rules.linear import project
 from pdpsgd.gradients.recorder import Site
+from pdpsgd.gradients.rules.linear import project
 from pdpsgd.gradients.rules.registry import rule_for
 
 _PARAMETERS = (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.native.calls import in_kernel_order
 from pdpsgd.gradients.per_example import (
     CACHE,
     Gradient,
@@ -26,7 +27,6 @@ from pdpsgd.gradients.per_example import (
     row_squared_norms,
     zero_rows,
 )
-from pdpsgd.gradients.native.calls import in_kernel_order
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pdpsgd.gradients.per_example import Gradient, OuterProducts, PerExample, detached, positions, shift_gradient
+from pdpsgd.gradients.per_example import (
+    Gradient,
+    OuterProducts,
+    PerExample,
+    detached,
+    positions,
+    shift_gradient,
+)
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 

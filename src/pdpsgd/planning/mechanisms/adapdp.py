@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pdpsgd.planning.mechanisms.base import Mechanism, Request
 from pdpsgd.planning.mechanisms.thresholded import threshold_rounds
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.thresholds import fixed_loss
 
 LOSS = fixed_loss(0.2, 0.8)

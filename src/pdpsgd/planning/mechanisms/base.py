@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.accounting import Accountant, Exposure, History
-from pdpsgd.budgets.budgets import FloatArray
 from pdpsgd.errors import fail
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.solver import Demand, Segment, Solution, solve_participation, solve_rates
 from pdpsgd.planning.thresholds import Loss
 

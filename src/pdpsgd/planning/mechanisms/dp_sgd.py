@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.errors import fail
 from pdpsgd.planning.mechanisms.base import Mechanism, Request, make_round, meet_targets
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 
 
 def _rounds(request: Request) -> list[Round]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdpsgd.planning.mechanisms.base import Mechanism, Request, meet_targets
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 
 
 def _rounds(request: Request) -> list[Round]:

@@ -7,7 +7,7 @@ import numpy as np
 from pdpsgd.accounting import Exposure
 from pdpsgd.errors import fail
 from pdpsgd.planning.mechanisms.base import MARGIN, Mechanism, Request, make_round, meet_targets
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.solver import largest_within
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdpsgd.planning.mechanisms.base import Mechanism, Request
 from pdpsgd.planning.mechanisms.thresholded import threshold_rounds
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.thresholds import adaptive_loss, fixed_loss
 
 FIXED_LOSS = fixed_loss(0.7, 0.3)

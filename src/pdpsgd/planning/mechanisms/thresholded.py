@@ -8,7 +8,7 @@ import numpy as np
 
 from pdpsgd.errors import fail
 from pdpsgd.planning.mechanisms.base import NOTHING_LEFT, Request, meet_targets
-from pdpsgd.planning.plans import Round
+from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.thresholds import Loss, best_threshold
 
 

@@ -6,8 +6,17 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.reporting.charts.style import PAPER, Chart, Palette, Rows, altair_module, data_of, levels_colour, save
 from pdpsgd.errors import fail
+from pdpsgd.reporting.charts.style import (
+    PAPER,
+    Chart,
+    Palette,
+    Rows,
+    altair_module,
+    data_of,
+    levels_colour,
+    save,
+)
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
@@ -65,7 +74,7 @@ def selected_levels(plan: Plan, most: int = MOST_LINES) -> list[int]:
 
 def spending(plan: Plan) -> list[dict[str, Any]]:
     """What a few levels will have spent after some of the steps, by the plan's accountant."""
-    from pdpsgd.accounting import accountant
+    from pdpsgd.accounting.registry import accountant
 
     account, names = accountant(plan.accountant), level_names(plan)
     marks = sorted(

@@ -1,0 +1,27 @@
+"""Accountants by name."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pdpsgd.accounting.base import Accountant
+from pdpsgd.errors import check_one_of
+
+ACCOUNTANTS = ("pld", "rdp", "gdp")
+
+
+@lru_cache
+def accountant(name: str) -> Accountant:
+    """The accountant of that name; the same object each time, so that what it remembers is shared."""
+    check_one_of(ACCOUNTANTS, accountant=name)
+    if name == "pld":
+        from pdpsgd.accounting.pld import PldAccountant
+
+        return PldAccountant()
+    if name == "rdp":
+        from pdpsgd.accounting.rdp import RdpAccountant
+
+        return RdpAccountant()
+    from pdpsgd.accounting.gdp import GdpAccountant
+
+    return GdpAccountant()

@@ -1,0 +1,135 @@
+"""Digests of data, model and optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    pass
+
+
+def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
+    """A digest of the data that a run is on, so that it is not resumed on other data.
+
+    Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of
+    any other map-style dataset: its length, its kind, and `samples` items spread evenly from the first to
+    the last, read under fixed seeds so that random augmentation repeats. Items that still differ when read
+    twice cannot be told from other data; of these only length and kind count.
+
+    The digest of private data lets anyone check a guess of them. With the run's `key` only those who have
+    it can.
+    """
+    digest = hashlib.blake2b(digest_size=32, key=key, person=b"pdpsgd data")
+    whole = getattr(data, "tensors", data)
+    if not _digest_value(digest, whole):
+        _digest_dataset(digest, data, samples)
+    return digest.hexdigest()
+
+
+def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
+    """Digest kind, shape and content, unmistakably; False where something in it is of no known kind."""
+    if isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)};".encode())
+        return all(_digest_value(digest, part) for item in value.items() for part in item)
+    if isinstance(value, list | tuple):
+        digest.update(f"sequence {len(value)};".encode())
+        return all(_digest_value(digest, part) for part in value)
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        text = repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(text)};".encode() + text)
+        return True
+    if hasattr(value, "untyped_storage"):
+        import torch
+
+        digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return True
+    if hasattr(value, "__array_interface__"):  # numpy's arrays and numbers, and images
+        array = np.ascontiguousarray(value)
+        if array.dtype == object:
+            return _digest_value(digest, array.tolist())
+        digest.update(f"{array.dtype} {array.shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+        return True
+    return False
+
+
+def _digest_dataset(digest: hashlib.blake2b, dataset: Any, samples: int) -> None:
+    try:
+        length = len(dataset)
+    except TypeError:
+        fail(f"Expected tensors, arrays, or a dataset with a length and items. Got {type(dataset).__name__}.")
+    digest.update(f"dataset {type(dataset).__name__} {length};".encode())
+    places = np.unique(np.linspace(0, max(length - 1, 0), min(samples, length)).astype(int))
+    first, again = (_digest_items(dataset, places.tolist()) for _ in range(2))
+    if first == again:
+        digest.update(first)
+
+
+def _digest_items(dataset: Any, places: Sequence[int]) -> bytes:
+    digest = hashlib.blake2b()
+    for place in places:
+        with _fixed_seeds():
+            _digest_value(digest, dataset[place])
+    return digest.digest()
+
+
+@contextlib.contextmanager
+def _fixed_seeds() -> Iterator[None]:
+    """Seed the global generators that augmentation uses, and put them back: reading changes nothing."""
+    import torch
+
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.default_generator.manual_seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def digest_of_module(module: nn.Module) -> str:
+    """A fingerprint of the module's parameters and buffers, bit for bit."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def describe_model(module: nn.Module) -> str:
+    """A digest of the model's structure: its modules, and its parameters' names, shapes and types."""
+    lines = [f"{name}: {type(part).__name__}" for name, part in module.named_modules()]
+    lines += [
+        f"{name}: {tuple(p.shape)} {p.dtype} {p.requires_grad}" for name, p in module.named_parameters()
+    ]
+    lines += [f"{name}: {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's kind and settings, without what schedules change."""
+    changing = ("params", "lr", "initial_lr")
+    groups = [
+        {key: repr(value) for key, value in group.items() if key not in changing}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "kind": type(optimizer).__qualname__,
+        "options": {key: repr(value) for key, value in optimizer.defaults.items()},
+        "options of groups": groups,
+    }

@@ -1,0 +1,17 @@
+"""Mechanisms by name."""
+
+from __future__ import annotations
+
+from pdpsgd.planning.mechanisms import adapdp, dp_sgd, exact, idp_sgd, pdp_sgd, sampling
+from pdpsgd.planning.mechanisms.base import Mechanism
+
+MECHANISMS: dict[str, Mechanism] = {
+    "dp-sgd": dp_sgd.MECHANISM,
+    "sampling": sampling.MECHANISM,
+    "adapdp": adapdp.MECHANISM,
+    "pdp-sgd-fixed": pdp_sgd.FIXED,
+    "pdp-sgd-adaptive": pdp_sgd.ADAPTIVE,
+    "pdp-sgd-exact": exact.MECHANISM,
+    "idp-sample": idp_sgd.SAMPLE,
+    "idp-scale": idp_sgd.SCALE,
+}

@@ -1,0 +1,97 @@
+"""The plain values of a plan: its levels and its rounds, with their checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.errors import check_positive, fail
+
+
+@dataclass(frozen=True)
+class Level:
+    """People who are treated alike: a budget that is at most what each of them allows.
+
+    `proven_epsilon` is what the plan's rounds cost them at `delta`, together with `history` (earlier plans on
+    the same people); None where nothing is proven. The last three belong to as-published bookkeeping: what
+    the paper would claim, and the larger epsilon that is provable for it, at a larger delta.
+    """
+
+    epsilon: float
+    delta: float
+    people: int
+    proven_epsilon: float | None = None
+    history: History = ()
+    claimed_epsilon: float | None = None
+    provable_epsilon: float | None = None
+    provable_delta: float | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """Steps taken under the same noise and the same rates; the tuples follow the plan's levels."""
+
+    steps: int
+    noise_multiplier: float
+    expected_batch_size: float
+    participation: tuple[float, ...]
+    sample_rates: tuple[float, ...]
+    clip_scales: tuple[float, ...]
+    threshold: float | None = None
+    fresh_model: bool = False
+
+    def exposure(self, level: int) -> Exposure:
+        """What a person of this level is exposed to in this round.
+
+        Noise of standard deviation sigma * C against a gradient of norm at most C_l is a noise multiplier of
+        sigma * C / C_l for that person.
+        """
+        scale = self.clip_scales[level]
+        sigma = self.noise_multiplier / scale if scale > 0 else math.inf
+        return Exposure(
+            self.participation[level], self.sample_rates[level] if scale > 0 else 0.0, sigma, self.steps
+        )
+
+
+def _check_level(place: str, level: Level) -> None:
+    if not level.epsilon >= 0:
+        fail(f"Expected {place}.epsilon >= 0 (or inf). Got {level.epsilon!r}.")
+    if not 0 <= level.delta < 1:
+        fail(f"Expected 0 <= {place}.delta < 1. Got {level.delta!r}.")
+    if level.people < 0:
+        fail(f"Expected {place}.people >= 0. Got {level.people!r}.")
+    if level.proven_epsilon is not None and not level.proven_epsilon >= 0:
+        fail(f"Expected {place}.proven_epsilon >= 0 or null. Got {level.proven_epsilon!r}.")
+
+
+def _check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
+    if r.steps < 1:
+        fail(f"Expected {place}.steps >= 1. Got {r.steps!r}.")
+    check_positive(**{f"{place}.noise_multiplier": r.noise_multiplier})
+    check_positive(**{f"{place}.expected_batch_size": r.expected_batch_size})
+    for name in ("participation", "sample_rates", "clip_scales"):
+        values = getattr(r, name)
+        if len(values) != len(levels):
+            fail(
+                f"Expected {place}.{name} to have one value for each of the {len(levels)} levels. Got {len(values)}."
+            )
+        highest = math.inf if name == "clip_scales" else 1.0
+        for index, value in enumerate(values):
+            if not (0 <= value <= highest and math.isfinite(value)):
+                accepted = "[0, 1]" if highest == 1 else "[0, inf)"
+                fail(f"Expected {place}.{name}[{index}] in {accepted}. Got {value!r}.")
+    for index, level in enumerate(levels):
+        if (level.epsilon == 0 or level.delta == 0) and not r.exposure(index).costs_nothing:
+            fail(
+                f"Expected {place} never to draw level {index}, whose people allow epsilon={level.epsilon!r} at "
+                f"delta={level.delta!r}: nothing. Got sample rate {r.sample_rates[index]!r}."
+            )
+    drawn = math.fsum(level.people * r.participation[i] * r.sample_rates[i] for i, level in enumerate(levels))
+    if not np.isclose(drawn, r.expected_batch_size, rtol=1e-6, atol=1e-9):
+        fail(
+            f"Expected {place}.expected_batch_size to be the people times their rates, {drawn!r}. "
+            f"Got {r.expected_batch_size!r}."
+        )
