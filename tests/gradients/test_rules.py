@@ -348,8 +348,8 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
 
 
 def test_gradients_that_do_not_fit_are_taken_in_chunks(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("forms.CACHE", "convolution.CACHE", "forms.ROOM"):
-        monkeypatch.setattr(f"pdpsgd.gradients.rules.{name}", 200)
+    for name in ("per_example.CACHE", "rules.convolution.CACHE", "per_example.ROOM"):
+        monkeypatch.setattr(f"pdpsgd.gradients.{name}", 200)
     oracle.check(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2)).double(), images(5, 2, 9, 9))
     oracle.check(Tied().double(), torch.randint(7, (4, 5)))
 

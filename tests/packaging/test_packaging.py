@@ -60,10 +60,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         names = set(wheel.namelist())
     assert {
         "pdpsgd/py.typed",
-        "pdpsgd/report/page.css",
-        "pdpsgd/report/page.js",
+        "pdpsgd/reporting/page.css",
+        "pdpsgd/reporting/page.js",
         "pdpsgd/cli/plan.py",
-        "pdpsgd/layers/native.c",
+        "pdpsgd/gradients/native/kernels.c",
     } <= names
     assert all(re.match(r"pdpsgd(-[\d.]+\.dist-info)?/", name) for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
