@@ -5,6 +5,7 @@
 #   make lint     ruff and mypy only
 #   make bench    ratios against the peers, in one run (several minutes)
 #   make docs     the documentation, into site/
+#   make reproduce WHAT=...   the paper's tables and figures; more options: OPTIONS="--dataset mnist"
 #
 # Another interpreter: make demo PYTHON=python3.12. Another place for the environment: VENV=/tmp/env.
 
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench docs reproduce clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,6 +37,9 @@ bench: $(VENV)/.ready-bench
 
 docs: $(VENV)/.ready-docs
 	$(BIN)/mkdocs build --strict
+
+reproduce: $(VENV)/.ready-demo
+	$(BIN)/python -m experiments $(WHAT) $(OPTIONS)
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache

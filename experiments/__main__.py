@@ -1,18 +1,37 @@
-"""`pdpsgd reproduce`: the paper's tables and figures, one command each."""
+"""`python -m experiments WHAT`: the paper's tables and figures, from a clone of the repository."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from experiments.studies import STUDIES, WITHOUT_TRAINING
+from pdpsgd.cli.messages import messages_for_users
 from pdpsgd.errors import fail
 
 
+class Command(TyperCommand):
+    """A command that ends with a sentence, not with a traceback, as those of `pdpsgd` do."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; exit code 2 for what the user gave, 130 after Ctrl-C."""
+        with messages_for_users():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command(cls=Command, no_args_is_help=True)
 def reproduce(
     what: Annotated[
         str,
@@ -59,11 +78,11 @@ def reproduce(
 
     \b
     Examples:
-      pdpsgd reproduce distributions
-      pdpsgd reproduce table-1 --dataset mnist --seeds 3
-      pdpsgd reproduce table-1 --dataset mnist --system pdp-sgd-exact --k 0
-      pdpsgd reproduce table-1 --dataset mnist --part 1/2     (and 2/2 in another window)
-      pdpsgd reproduce all --quick --output /tmp/results
+      python -m experiments distributions
+      python -m experiments table-1 --dataset mnist --seeds 3
+      python -m experiments table-1 --dataset mnist --system pdp-sgd-exact --k 0
+      python -m experiments table-1 --dataset mnist --part 1/2     (and 2/2 in another window)
+      python -m experiments all --quick --output /tmp/results
     """
     import torch
 
@@ -103,4 +122,4 @@ def _part(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    typer.run(reproduce)
+    app(prog_name="python -m experiments")

@@ -14,7 +14,7 @@ from experiments.record import Record
 INTRODUCTION = """\
 # Figures
 
-Written by `pdpsgd reproduce pages`. Each is also there as SVG, in the same folder. The paper's own figures are
+Written by `python -m experiments pages`. Each is also there as SVG, in the same folder. The paper's own figures are
 images that were not available when this was made, only its text and captions: its curves could not be read. What
 stands here beside ours is what its text says, and what its tables print.
 """

@@ -22,10 +22,10 @@ WANTED_SEEDS = 3
 TEXT = """\
 # Results
 
-The pages are made by `pdpsgd reproduce` from the records `search.jsonl` (trials of the search), `runs.jsonl`
+The pages are made by `python -m experiments` from the records `search.jsonl` (trials of the search), `runs.jsonl`
 (one line a run: settings, seed, versions, accuracy, iterations, seconds, promised and proven epsilon of each
 level) and `effort.jsonl`; *speed* is by `bench/steps.py`, and `audit/` says on each page what made it. A
-reproduction that was stopped continues where it was; `pdpsgd reproduce pages` writes these pages again.
+reproduction that was stopped continues where it was; `python -m experiments pages` writes these pages again.
 
 ## Against the paper
 
@@ -113,7 +113,7 @@ def _missing(search: Record, record: Record) -> list[str]:
             trials = [(s, SEARCH_SEED) for trial in study.searches(dataset) if len(trial) > 1 for s in trial]
             runs = [(s, seed) for s in study.settings(dataset, search) for seed in range(WANTED_SEEDS)]
             lines.append(
-                f"| `pdpsgd reproduce {name} --dataset {dataset}` | {TITLES[dataset]} | "
+                f"| `python -m experiments {name} --dataset {dataset}` | {TITLES[dataset]} | "
                 f"{_share(trials, search, 'none needed')} | {_share(runs, record, 'after the search')} |"
             )
     return lines

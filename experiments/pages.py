@@ -13,7 +13,7 @@ from experiments.published import SKEWS, TABLE_1
 
 HOW_TO_READ = (
     "Test accuracy in percent: mean ± standard deviation over seeds (number of seeds in parentheses). "
-    "An empty cell was not run; `pdpsgd reproduce {what}` fills it."
+    "An empty cell was not run; `python -m experiments {what}` fills it."
 )
 
 

@@ -180,12 +180,12 @@ def networks(search: Record, record: Record) -> Page:
         "itself.",
         "",
         "*Started from drawn digits*: the first weights are not random, but were trained, without privacy, on 40,000 "
-        "digits that a program draws (`pdpsgd.models.synthetic_digits`), in the shapes that everybody knows them to have. No person's "
-        "data goes into them; knowledge of the task does. How unsteady the hand is, how much is drawn, and how the "
-        "network learns from it was settled by about fifteen trials of an earlier form of the program, which are not "
-        "on record, by accuracies on the held-out training people and by looking at images of the benchmark. Clothes "
-        "were drawn, too, and dropped: they did not help Fashion-MNIST's network at its preset's steps. Uniform DP-SGD "
-        "has the same start.",
+        "digits that a program draws (`pdpsgd.models.synthetic_digits`), in the shapes that everybody knows them to "
+        "have. No person's data goes into them; knowledge of the task does. How unsteady the hand is, how much is "
+        "drawn, and how the network learns from it was settled by about fifteen trials of an earlier form of "
+        "the program, which are not on record, by accuracies on the held-out training people and by looking at "
+        "images of the benchmark. Clothes were drawn, too, and dropped: they did not help Fashion-MNIST's network "
+        "at its preset's steps. Uniform DP-SGD has the same start.",
     ]
     return _exact_and_uniform("networks", lines, network_settings, search, record)
 
@@ -267,9 +267,9 @@ def search_page(search: Record, record: Record) -> Page:
         "# The hyper-parameter search",
         "",
         "Accuracy on 5,000 held-out training people, in percent, one seed: uncertain by about half a point. The "
-        "learning rate is for gradients divided by the clipping norm. Trials that belong to no grid of `pdpsgd "
-        "reproduce` were made to find one. Seconds are of processor time on one core, where they are on record; the "
-        "start from drawn digits, about a minute, is not in them.",
+        "learning rate is for gradients divided by the clipping norm. Trials that belong to no grid of "
+        "`python -m experiments` were made to find one. Seconds are of processor time on one core, where they are on "
+        "record; the start from drawn digits, about a minute, is not in them.",
         "",
         "| data set | features | system | steps | batch | activation | clipping | learning rate | momentum | "
         "averaging | views | start | rounds | accuracy | seconds |",

@@ -13,12 +13,14 @@ import pytest
 import typer.main
 
 import experiments
+from experiments.__main__ import app as experiments_app
 from experiments.reproduce import WHAT
 from pdpsgd.cli import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 AUDIT = ROOT / "docs" / "results" / "audit"
 GROUP: Any = typer.main.get_command(app)
+EXPERIMENTS: Any = typer.main.get_command(experiments_app)
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 
 
@@ -27,7 +29,7 @@ def page(name: str) -> str:
 
 
 def modules(folder: Path) -> list[str]:
-    """Modules in a folder and below, as src/pdpsgd/layers/linear.py: layers/linear."""
+    """Modules in a folder and below, as src/pdpsgd/gradients/rules/linear.py: gradients/rules/linear."""
     found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
     return sorted(path.as_posix() for path in found if not path.name.startswith("__"))
 
@@ -45,7 +47,7 @@ def patterns(text: str) -> list[str]:
     ("text", "folder"),
     [
         (page("docs/architecture.md"), ROOT / "src" / "pdpsgd"),
-        (experiments.__doc__ or "", ROOT / "src" / "pdpsgd" / "experiments"),
+        (experiments.__doc__ or "", ROOT / "experiments"),
     ],
     ids=["architecture", "experiments"],
 )
@@ -57,17 +59,30 @@ def test_every_module_is_on_the_list_and_nothing_else_is(text: str, folder: Path
 
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_on_the_page_have_the_options_that_are_shown(name: str) -> None:
-    text = page(name)
-    shown = re.findall(r"^ *(pdpsgd [a-z].*)$", text, re.M) + re.findall(r"`(pdpsgd [a-z][^`\n]*)`", text)
-    for line in shown:
+    for line in shown_commands(page(name), "pdpsgd"):
         command, (_, *words) = GROUP, shlex.split(line, comments=True)
         while words and (inner := getattr(command, "commands", {}).get(words[0])) is not None:
             command, words = inner, words[1:]
         assert command is not GROUP, f"{name}: {line}"
         if not hasattr(command, "commands"):
-            assert command.name != "reproduce" or not words or words[0] in WHAT, f"{name}: {line}"
-            context = command.context_class(command, info_name=line)
-            command.make_parser(context).parse_args(args=words)  # refuses what the command does not know
+            parse(command, words)
+    for line in shown_commands(page(name), "python -m experiments"):
+        _, _, _, *words = shlex.split(line, comments=True)
+        if words:
+            assert words[0] in (*WHAT, "WHAT"), f"{name}: {line}"
+            parse(EXPERIMENTS, words)
+
+
+def shown_commands(text: str, program: str) -> list[str]:
+    """Find the commands on a page: lines of their own, and in backticks."""
+    return re.findall(rf"^ *({program} [a-z].*)$", text, re.M) + re.findall(
+        rf"`({program} [a-zA-Z][^`\n]*)`", text
+    )
+
+
+def parse(command: Any, words: list[str]) -> None:
+    """Refuse options that the command does not know."""
+    command.make_parser(command.context_class(command, info_name=command.name)).parse_args(args=words)
 
 
 def test_the_page_says_which_commands_have_the_common_options() -> None:
@@ -88,8 +103,8 @@ def options(*names: str) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
-def test_reproduce_explains_everything_that_can_be_reproduced() -> None:
-    (argument,) = (p for p in GROUP.commands["reproduce"].params if p.name == "what")
+def test_the_help_explains_everything_that_can_be_reproduced() -> None:
+    (argument,) = (p for p in EXPERIMENTS.params if p.name == "what")
     assert set(WHAT) <= set(re.findall(r"[\w-]+", argument.help))
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 from experiments import runner
-from experiments.__main__ import reproduce as reproduce_command
+from experiments.__main__ import app
 from experiments.cells import cell
 from experiments.effort import measure
 from experiments.inputs import features_of
@@ -274,17 +275,41 @@ def test_every_study_names_its_searches_and_settings(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_figure_and_says_where(tmp_path: Path) -> None:
-    command = typer.Typer()
-    command.command()(reproduce_command)
-    answer = CliRunner().invoke(command, ["distributions", "--output", str(tmp_path), "--json"])
+    answer = CliRunner().invoke(app, ["distributions", "--output", str(tmp_path), "--json"])
     assert answer.exit_code == 0, answer.output
     files = json.loads(answer.stdout)["files"]
     assert str(tmp_path / "figures" / "epsilon-distributions.svg") in files
 
 
-def test_the_command_refuses_a_part_that_is_none() -> None:
-    with pytest.raises(PdpsgdError, match="half"):
-        reproduce_command("pages", part="half")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["pages", "--part", "half"], "Got 'half'."), (["table-3"], "Got what='table-3'.")],
+)
+def test_a_mistake_ends_with_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)])
+    assert answer.exit_code == 2
+    assert said in answer.stderr
+    assert "Traceback" not in answer.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_ctrl_c_the_command_says_what_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt("1 of 3 runs are on record")
+
+    monkeypatch.setattr("experiments.reproduce.write_pages", interrupted)
+    answer = CliRunner().invoke(app, ["pages", "--output", str(tmp_path)])
+    assert answer.exit_code == 130
+    assert "1 of 3 runs are on record" in answer.stderr
+
+
+def test_the_module_runs_and_has_help() -> None:
+    for arguments in (["--help"], []):
+        command = [sys.executable, "-m", "experiments", *arguments]
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+        )
+        assert "python -m experiments table-1 --dataset mnist" in answer.stdout, answer.stderr
 
 
 def test_a_system_that_was_not_searched_borrows_a_recipe_and_the_table_says_so(tmp_path: Path) -> None:
@@ -316,7 +341,8 @@ def test_the_overview_says_how_much_is_done(tmp_path: Path) -> None:
     (path,) = write_overview(search, record, tmp_path)
     text = path.read_text()
     assert (
-        "| `pdpsgd reproduce table-1-as-published --dataset mnist` | MNIST | none needed | 1 of 39 |" in text
+        "| `python -m experiments table-1-as-published --dataset mnist` | MNIST | none needed | 1 of 39 |"
+        in text
     )
     assert "90.00" not in text
 

@@ -66,6 +66,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         "pdpsgd/gradients/native/kernels.c",
     } <= names
     assert all(re.match(r"pdpsgd(-[\d.]+\.dist-info)?/", name) for name in names)
+    assert not any("experiments" in name for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/pdpsgd").rglob("*.py")}
     assert sources <= names
@@ -124,7 +125,7 @@ def test_versions_and_requirements_agree() -> None:
 
 
 def test_the_two_commands_need_nothing_but_python_and_make() -> None:
-    for target in ("demo", "test", "lint", "docs", "bench"):
+    for target in ("demo", "test", "lint", "docs", "bench", "reproduce"):
         dry = _run("make", "-n", target, "VENV=/nowhere/env", cwd=ROOT)
         assert "-m venv /nowhere/env" in dry, target
         assert "-c constraints.txt" in dry, target

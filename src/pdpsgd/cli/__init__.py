@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from pdpsgd.errors import PdpsgdError
+from pdpsgd.cli.messages import messages_for_users
 
 COMMANDS = ("plan", "train", "compare", "audit", "report", "data")
-INTERRUPTED = 130
-USER_ERROR = 2
 
 
 class Commands(TyperGroup):
@@ -25,16 +22,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exit code 2 for what the user gave, 130 after Ctrl-C."""
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
-                return super().invoke(ctx)
-        except PdpsgdError as error:
-            _say("Error", str(error))
-            raise typer.Exit(USER_ERROR) from error
-        except KeyboardInterrupt as error:
-            _say("Interrupted", str(error) or "Nothing was left half-written.")
-            raise typer.Exit(INTERRUPTED) from error
+        with messages_for_users():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -73,19 +62,6 @@ def _pdpsgd(
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256 --learning-rate 2
       pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256
     """
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as a sentence, without the line of code that gave it."""
-    _say("Warning", str(message), style="bold yellow")
-
-
-def _say(kind: str, message: str, *, style: str = "bold red") -> None:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    console.print(f"{kind}:", style=style, end=" ")
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def _assemble() -> None:

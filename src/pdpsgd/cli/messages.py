@@ -1,0 +1,43 @@
+"""How a command ends: a user's mistake with a sentence and exit code 2, Ctrl-C with what is kept and 130."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from pdpsgd.errors import PdpsgdError
+
+INTERRUPTED = 130
+USER_ERROR = 2
+
+
+@contextmanager
+def messages_for_users() -> Iterator[None]:
+    """Turn errors, warnings and Ctrl-C into sentences; bugs keep their traceback."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
+    except PdpsgdError as error:
+        _say("Error", str(error))
+        raise typer.Exit(USER_ERROR) from error
+    except KeyboardInterrupt as error:
+        _say("Interrupted", str(error) or "Nothing was left half-written.")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as a sentence, without the line of code that gave it."""
+    _say("Warning", str(message), style="bold yellow")
+
+
+def _say(kind: str, message: str, *, style: str = "bold red") -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    console.print(f"{kind}:", style=style, end=" ")
+    console.print(message, markup=False, highlight=False, soft_wrap=True)
