@@ -1,1 +1,1 @@
-"""What must hold of models, losses and loops; each check refuses what it finds."""
+"""Checks of models, losses, loops, collations and augmentations; each refuses what it finds."""

@@ -1,4 +1,4 @@
-"""An augmentation in which examples mix is refused."""
+"""Refuses an augmentation in which examples mix."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pdpsgd.engine.batches import exchanged, has_rows, map_tensors, named_tensor
 from pdpsgd.errors import fail
 
 CHECKED_EXAMPLES = 4
-
-
 CHECKED_SEEDS = 16
 
 
 def check_augment(augment: Callable[[Any], Any], inputs: Any, size: int) -> None:
     """Refuse an augmentation in which the examples of a batch of `size` mix (mixup, say).
 
-    Each of a few examples is exchanged for another in turn, under several seeds: what becomes of the others must stay.
+    Each of a few examples is replaced by another in turn, under several seeds: the others must come out as before.
 
     Guarantee: none by itself. What mixes examples in one of many batches only can stay unseen.
     """
@@ -44,5 +42,5 @@ def check_augment(augment: Callable[[Any], Any], inputs: Any, size: int) -> None
                 if changed:
                     fail(
                         "Expected augment to treat examples one by one, with random numbers of torch, NumPy or Python "
-                        "that can be seeded. Got one in which exchanging an example changes what becomes of others."
+                        "that can be seeded. Got one in which replacing an example changes the results of others."
                     )

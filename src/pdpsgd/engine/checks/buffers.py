@@ -1,7 +1,7 @@
-"""Refuses models that write what they saw into buffers or frozen parameters: no noise is ever added to those.
+"""Refuses models that write to buffers or frozen parameters while they train: no noise is ever added to those.
 
-A batch reaches the released model through the clipped sum with its noise, and by no other way. A buffer that
-the forward changes (a running mean, an observer's largest value, a memory of earlier batches) would be another.
+A batch may reach the released model through the noisy clipped sum only. A buffer that the forward pass changes (a
+running mean, an observer's maximum, a memory of earlier batches) would be a second way.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from pdpsgd.errors import fail
 
-# What these keep follows from the weights alone.
+# What these keep is a function of the weights.
 _ALLOWED = (_SpectralNorm,)
 
 
 class BufferWatch:
-    """Holds buffers and frozen parameters to what they were when a batch was handed out.
+    """Comparison of buffers and frozen parameters between a batch and its step.
 
     Guarantee: a step whose batch changed one of them, as torch counts changes, is refused before anything of it
     is released. Writes through `.data`, which torch does not count, are found in buffers at the first batch.
@@ -34,13 +34,13 @@ class BufferWatch:
         self._compared_values = False
 
     def start(self) -> None:
-        """A batch is handed out: note what is there."""
+        """Note the state of all of them: a batch is yielded."""
         self._before = {name: (tensor, _version(tensor)) for name, tensor in self._tensors().items()}
         if not self._compared_values:
             self._values = {name: tensor.detach().clone() for name, tensor in self._buffers().items()}
 
     def check(self, *, empty: bool) -> None:
-        """Refuse the batch if anything has changed since it was handed out."""
+        """Refuse the batch if anything has changed since it was yielded."""
         now = self._tensors()
         for name, tensor in now.items():
             before, version = self._before.get(name, (None, -1))
@@ -73,7 +73,7 @@ class BufferWatch:
 def _refuse(name: str) -> None:
     fail(
         f"Expected buffers and frozen parameters to stay as they are between a batch and its step. Got a change of "
-        f"{name}: what the model keeps of the batch there would be released without noise. Put the module that "
+        f"{name}: what the model keeps there of the batch would be released without noise. Put the module that "
         "holds it into evaluation mode (module.eval()), or remove it; what does not depend on the data can be "
         "changed after optimizer.step()."
     )

@@ -1,7 +1,7 @@
-"""Refuses a `collate_fn` in which records mix, before anything is trained on what it gives.
+"""Refuses a `collate_fn` in which records mix, before training begins.
 
-Mixup in the collation, or padding to the longest record of the batch: then a record's row depends on who else was
-drawn, and clipping that row does not bound what the others do to the sum.
+With mixup in the collation, or padding to the longest record of the batch, a record's row depends on who else was
+sampled, and clipping that row does not bound its effect on the rows of others.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Collate = Callable[[list[Any]], Any]
 
 
 def check_collation(records: Records, *, by_place: bool) -> None:
-    """Refuse a collation in which records mix; where rows are clipped at norms of their own, also one that reorders.
+    """Refuse a collation in which records mix; if clipping norms differ between rows, also one that reorders.
 
-    Some records, spread over the data, are put together; then again with each of them in turn exchanged for another,
-    every time under another seed: the rows of the others must stay. From then on every batch must have rows of the
-    same shape: a length that the longest record decides tells the others' rows who it is. With `by_place`, records in
-    three orders must come out in these orders.
+    Some records, spread over the data, are collated; then again with each of them in turn replaced by another, every
+    time under another seed: the rows of the others must not change. From then on every batch must have rows of the
+    same shape: a length set by the longest record puts that record's length into all other rows. With `by_place`,
+    records in three orders must come out in these orders.
 
     Guarantee: none by itself. What mixes only for rare records can stay unseen.
     """
@@ -44,14 +44,12 @@ def check_collation(records: Records, *, by_place: bool) -> None:
         records.shapes = _checked(records, by_place=by_place)
     except PdpsgdError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever somebody's function does with records that are put together for a trial
+    except Exception as error:  # a user's function may raise anything
         _warn(f"it cannot be tried on a few records ({type(error).__name__}: {error})")
 
 
 def _checked(records: DatasetRecords, *, by_place: bool) -> RowShapes | None:
-    """The shapes of rows, if all is well; None if that cannot be told."""
+    """Return the shapes of rows; None if the collation cannot be checked."""
     items, collate = records.some_items(CHECKED_RECORDS), records.collate
     first, fewer = _Collated.of(collate, items), _Collated.of(collate, items[:FEWER_RECORDS])
     rows = [name for name in first.with_rows if name in fewer.with_rows]
@@ -78,7 +76,7 @@ def _checked(records: DatasetRecords, *, by_place: bool) -> RowShapes | None:
         ):
             fail(
                 "Expected a collate_fn that gives each record a row of its own, whatever the others are. Got one "
-                "in which exchanging a record changes the rows of others, or what all of them share: it mixes records, "
+                "in which replacing a record changes the rows of others, or what all of them share: it mixes records, "
                 "or computes something over them. Do to each record what has to be done in the dataset's __getitem__, "
                 "with constants that are public."
             )
@@ -89,7 +87,7 @@ def _checked(records: DatasetRecords, *, by_place: bool) -> RowShapes | None:
 
 @dataclass(frozen=True)
 class _Collated:
-    """Some records put together, and the random number that would have come next."""
+    """Collated records, and the next random numbers after collating."""
 
     size: int
     parts: dict[str, Tensor]
@@ -106,16 +104,16 @@ class _Collated:
 
     @property
     def with_rows(self) -> list[str]:
-        """The names of the tensors that have a row for each record."""
+        """Return the names of the tensors that have a row for each record."""
         return [name for name, part in self.parts.items() if has_rows(part, self.size)]
 
     def rows(self, names: Sequence[str]) -> Counter[bytes]:
-        """How often each record's row is there, all tensors together: a collation may sort records."""
+        """Count each record's row, all tensors together: a collation may sort records."""
         flat = [_bytes(self.parts[name]) for name in names]
         return Counter(b"".join(part[index].tobytes() for part in flat) for index in range(self.size))
 
     def shared(self, fewer: _Collated) -> dict[str, bytes]:
-        """What stands beside the rows and is no list of records."""
+        """Return the bytes of tensors that are shared by all records."""
         if self.is_list_of_records:
             return {}
         names = [n for n in self.parts if n.count(".") <= 1 and n in fewer.parts and n not in self.with_rows]
@@ -124,7 +122,7 @@ class _Collated:
 
 @dataclass(frozen=True)
 class RowShapes:
-    """The shapes of rows, by the name of their tensor."""
+    """Shapes of rows by the name of their tensor."""
 
     of: dict[str, torch.Size]
 
@@ -136,7 +134,7 @@ class RowShapes:
 
 
 def _check_order(collate: Collate, items: Sequence[Any], rows: Sequence[str]) -> None:
-    """Rows put elsewhere by place alone move along with one exchange of order or another, not with both of these."""
+    """Refuse a collation whose rows do not follow the order of the records (a fixed permutation fails one of two)."""
     size, kept = len(items), bool(rows)
     before = _Collated.of(collate, items).parts
     for order in ([*range(1, size), 0], [1, 0, *range(2, size)]):

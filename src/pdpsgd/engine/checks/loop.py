@@ -1,9 +1,9 @@
-"""What must hold of a loop, by what it did to a batch: nothing of an example may depend on the others.
+"""Checks of a recorded loop: what happens to an example must not depend on the other examples.
 
-What was written down (`replay`) is done again with some examples replaced by another, and compared in the rows of those
-that stayed: what the model is called with, and the gradients that the loss gives to the model's outputs. Half of the
-examples are replaced at a time, so that also a statistic that one example decides, a maximum, comes out otherwise; and
-all but one, so that whatever is normalised over the batch does.
+The recording (`replay`) is replayed with some examples replaced by another, and compared in the rows of those that
+stayed: the model's inputs, and the gradients of the loss with respect to the model's outputs. Half of the examples are
+replaced at a time, so that a statistic of one example, such as a maximum, changes; and all but one, so that a
+normalization over the batch changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALING = ("div", "true_divide", "divide", "truediv", "rdiv", "rtruediv", "mul"
 
 
 def check_inputs(replay: Replay, inputs: Any, *, views: int) -> None:
-    """Refuse where other examples change what the model is called with for an example."""
+    """Refuse a loop in which other examples change the model's inputs for an example."""
     size, given = replay.size, tensors(inputs)
     known = [leaf for leaf in given if id(leaf) in replay.known]
     rows = [leaf for leaf in known if has_rows(leaf, size * views)]
@@ -47,7 +47,7 @@ def check_inputs(replay: Replay, inputs: Any, *, views: int) -> None:
     for replaced, change in _tries(size):
         if not _are_same(replaced, known, replay.again(change, known), rows, size):
             fail(
-                "Examples mix before the model in this loop: exchanging some examples of the batch changes what the "
+                "Examples mix before the model in this loop: replacing some examples of the batch changes what the "
                 "model is called with for others. What is done to a batch must be done to each example by itself: "
                 "no statistics of the batch (use public constants), no mixup, and with several views the rows of an "
                 "example one after the other (inputs.repeat_interleave(views, 0))."
@@ -55,14 +55,14 @@ def check_inputs(replay: Replay, inputs: Any, *, views: int) -> None:
 
 
 class LossCheck:
-    """Looks at the loss of a batch: from the outputs of the model, as they were, to the loss."""
+    """Check of the recorded path from the model's outputs to the loss."""
 
     def __init__(self, replay: Replay, loss: Tensor, outputs: dict[int, tuple[Tensor, Tensor]]) -> None:
         self.replay, self.loss, self.outputs = replay, loss, outputs
         self.size = replay.size
 
     def examples_do_not_mix(self) -> None:
-        """Refuse a loss in which they do."""
+        """Refuse a loss in which they mix."""
         if self._is_the_models_own:
             return
         self._check_that_it_can_be_told()
@@ -121,7 +121,7 @@ class LossCheck:
         return not divided
 
     def _gradients(self, change: Change, *, alone: bool = False) -> Tensor:
-        """The gradients of the outputs, an example a row, with the loss done again for a changed batch."""
+        """Return the gradients of the outputs, one row per example, with the loss replayed on a changed batch."""
         rows = [
             (key, leaf, value) for key, (leaf, value) in self.outputs.items() if has_rows(leaf, self.size)
         ]
@@ -165,7 +165,7 @@ def check_parameters(loss: Tensor, replay: Replay, own: set[int]) -> None:
 
 
 def _tries(size: int) -> Iterator[tuple[list[int], Change]]:
-    """Which examples are replaced, and the change that does it."""
+    """Yield which examples are replaced, and the change that does it."""
     for row in _spread(size, ALL_BUT_ONE):
         yield _replacing([other for other in range(size) if other != row], row, size)
     halves = random.Random(0)
@@ -183,7 +183,7 @@ def _only(*rows: int) -> Change:
 
 
 def _spread(size: int, most: int) -> list[int]:
-    """Up to so many places in the batch, spread over it."""
+    """Return up to `most` places, spread over the batch."""
     return sorted({round(place) for place in torch.linspace(0, size - 1, most).tolist()})
 
 
@@ -204,7 +204,7 @@ def _refuse_loss() -> NoReturn:
     fail(
         "Examples mix in the loss of this loop: the gradient that it gives an example's outputs in a batch is not the "
         "one it gives them alone, or among others. Every example's loss must depend on that example only, and the "
-        "batch's loss be their plain mean or sum: no class weights or ignored targets normalised over the batch, no "
+        "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch, no "
         "mixed targets, no contrastive terms, no statistics of the batch."
     )
 

@@ -1,4 +1,4 @@
-"""Refuses models and losses in which examples mix: then no example has a gradient of its own, and nothing is proven."""
+"""Refuses models and losses in which examples mix: then per-example gradients do not exist, and nothing is proven."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class _Probe:
                 f"{float(alone[index].norm()):.4g}, in a batch of {self.examples} it differs from that by "
                 f"{float((together[index] - alone[index]).norm()):.4g}. Every example's loss must depend on that "
                 "example only, and the batch's loss be their plain mean or sum: no class weights or ignored targets "
-                "normalised over the batch, no contrastive terms, no statistics of the batch."
+                "normalized over the batch, no contrastive terms, no statistics of the batch."
             )
 
     def compare_with_one_exchanged(self, batch: Any) -> None:

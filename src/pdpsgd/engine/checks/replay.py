@@ -1,7 +1,7 @@
-"""What a loop did to a batch by torch's functions, written down so that it can be done again with other examples.
+"""Records the torch functions that a loop applies to a batch, and replays them with other examples.
 
-Nothing of the loop's own is ever written to: what is done again works on copies of the batch as it was handed out, and
-of whatever else was changed in place, with the random numbers, grad mode and autocast of the first time.
+A replay never writes to the loop's own tensors: it works on copies of the batch as it was yielded, and of other tensors
+that were changed in place, with the random numbers, grad mode and autocast of the recording.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Change = Callable[[Tensor], Tensor]
 
 
 class CannotTellError(Exception):
-    """What was written down cannot be done again, and why."""
+    """A recording that cannot be replayed, and why."""
 
 
 class Replay:
-    """Calls of torch functions that touched a batch of `size` examples.
+    """Recording of the torch functions that touched a batch of `size` examples.
 
     `known` are the tensors that come from the batch; they are held, so that no other tensor can take their place.
     """
@@ -52,7 +52,7 @@ class Replay:
         self._given = {id(leaf): leaf.detach().clone() for leaf in given}
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Do a call of the loop's, and write it down if it touches what is known."""
+        """Execute a call of the loop, and record it if it touches known tensors."""
         leaves = _leaves((args, kwargs))
         if self.too_long or not any(id(leaf) in self.known for leaf in leaves):
             return function(*args, **kwargs)
@@ -80,12 +80,12 @@ class Replay:
         return outputs
 
     def add(self, *leaves: Tensor) -> None:
-        """From now on these count as coming from the batch."""
+        """Count these tensors as coming from the batch from now on."""
         self.known.update({id(leaf): leaf for leaf in leaves})
 
     @property
     def looked_at(self) -> bool:
-        """Whether values were taken out of torch: nothing can be followed there."""
+        """Whether values left torch, where they cannot be followed."""
         return any(call.leaves_torch for call in self.calls)
 
     def again(
@@ -96,10 +96,10 @@ class Replay:
         instead: dict[int, Tensor] | None = None,
         alone: bool = False,
     ) -> list[Tensor]:
-        """Do again on a changed batch what the wanted tensors came from; their new values.
+        """Replay the calls behind the wanted tensors on a changed batch, and return their new values.
 
-        `instead` has values for tensors that come from the batch in a way that is not written down (through the model).
-        With `alone`, the changed batch has another size: then nothing of the batch's size may come from elsewhere.
+        `instead` has values for tensors that come from the batch by calls that are not recorded (through the model).
+        With `alone`, the changed batch has another size: then no tensor of the batch's size may come from elsewhere.
         """
         if self.too_long:
             raise CannotTellError("it takes too many operations")
@@ -133,7 +133,7 @@ class Replay:
         return [values[id(leaf)] for leaf in wanted]
 
     def calls_for(self, wanted: Sequence[Tensor]) -> list[Call]:
-        """The calls that these tensors came from, directly or through others; perhaps through numbers, or branches."""
+        """Return the calls behind these tensors, directly, through others, or possibly through numbers and branches."""
         needed, memory = set(map(id, wanted)), set(map(_memory, wanted))
         found: list[Call] = []
         left = {number for call in self.calls if call.leaves_torch for number in _numbers(call.outputs)}
@@ -151,9 +151,9 @@ class Replay:
         return found[::-1]
 
     def _may_come_back(self, leaf: Any, left: set[float]) -> bool:
-        """Whether this, in a call, could be, or be computed from, something that was taken out of torch.
+        """Whether an argument could be, or be computed from, a value that left torch.
 
-        Whole numbers that were, and numbers that are not round: constants that people write have a few digits.
+        Whole numbers that left, and numbers that are not round: constants in code have a few digits.
         """
         if isinstance(leaf, Tensor):
             return id(leaf) not in self.known
@@ -169,7 +169,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class _Circumstances:
-    """What a call depends on besides its arguments."""
+    """State that a call depends on besides its arguments."""
 
     random_states: list[Tensor]
     generators: list[tuple[torch.Generator, Tensor]]
@@ -189,7 +189,7 @@ class _Circumstances:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: what was called with what, and what came of it."""
+    """One recorded call: function, arguments, outputs."""
 
     function: Callable[..., Any]
     args: Any
@@ -203,7 +203,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The function's name, without underscores."""
+        """Return the function's name without underscores."""
         return getattr(self.function, "__name__", "").strip("_")
 
     @property
@@ -212,7 +212,7 @@ class Call:
         return getattr(self.function, "__name__", "") in _LEAVING
 
     def again(self, replaced: Callable[[Any], Any], *, alone: bool) -> Any:
-        """Do it again with other arguments."""
+        """Repeat the call with other arguments."""
         args, kwargs = _replaced((self.args, self.kwargs), replaced)
         kept = [(generator, generator.get_state()) for generator, _ in self.before.generators]
         with ExitStack() as stack:
@@ -235,7 +235,7 @@ class Call:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """What is in tuples, lists, mappings and slices."""
+    """Return the leaves of tuples, lists, mappings and slices."""
     if isinstance(tree, Mapping):
         return [leaf for part in tree.values() for leaf in _leaves(part)]
     if isinstance(tree, (tuple, list)):
@@ -246,7 +246,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _lists(tree: Any) -> Iterator[Sequence[Any]]:
-    """Lists and tuples of tensors among the arguments."""
+    """Yield lists and tuples of tensors among the arguments."""
     if isinstance(tree, Mapping):
         tree = tuple(tree.values())
     if isinstance(tree, (tuple, list)):
@@ -257,7 +257,7 @@ def _lists(tree: Any) -> Iterator[Sequence[Any]]:
 
 
 def _replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The arguments of a call with other leaves."""
+    """Return the arguments of a call with other leaves."""
     if isinstance(tree, dict):
         return {key: _replaced(part, change) for key, part in tree.items()}
     if type(tree) in (tuple, list):
@@ -268,7 +268,7 @@ def _replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _memory(leaf: Tensor) -> int:
-    """Where its numbers are: a view has its tensor's."""
+    """Return the address of a tensor's memory, which its views share."""
     try:
         return leaf.untyped_storage().data_ptr() or id(leaf)
     except (RuntimeError, NotImplementedError):  # a wrapper without memory of its own
@@ -276,7 +276,7 @@ def _memory(leaf: Tensor) -> int:
 
 
 def _written(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The tensors that a call writes to: x.add_(), x[i] = ..., x += ..., out=..., inplace=True."""
+    """Yield the tensors that a call writes to: x.add_(), x[i] = ..., x += ..., out=..., inplace=True."""
     name = getattr(function, "__name__", "")
     in_place = (
         (name.endswith("_") and not name.startswith("__"))
@@ -290,7 +290,7 @@ def _written(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[T
 
 
 def _numbers(outputs: Any) -> list[float]:
-    """Some of the numbers that were taken out of torch."""
+    """Return some of the numbers that left torch."""
     flat = np.asarray(outputs).ravel()[:MOST_NUMBERS]
     return [float(number) for number in flat] if flat.dtype.kind in "biuf" else []
 

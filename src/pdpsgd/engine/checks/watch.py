@@ -1,10 +1,9 @@
-"""Looks at the user's own loop, once: do the examples of a batch mix, before the model, in it, or in the loss?
+"""Watches the first batches of the user's own loop: do examples mix before the model, in it, or in the loss?
 
-Nobody hands the engine the loss: it happens in the loop, between the model's outputs and `backward()`, and so does
-whatever is done to the batch before the model is called. So while the first batch is under way, every torch function
-that touches the batch or the outputs is written down (`replay`), and when the model and `backward()` are called, it is
-checked (`loop_checks`). The model is probed by itself when it is first called, with a loss that does not mix.
-Afterwards nothing is watched any more.
+The loss is computed in the loop, between the model's outputs and `backward()`, where the engine does not see it; so is
+what happens to a batch before the model is called. So during the first batch every torch function that touches the
+batch or the outputs is recorded (`replay`), and checked (`loop`) when the model and `backward()` are called. The model
+is probed by itself when it is first called, with a loss that does not mix. Later batches are not watched.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LossWatch(TorchFunctionMode):
-    """Watches one batch of the user's loop, from when it is handed out until its backward pass.
+    """Watch of one batch of the user's loop, from its loader to its backward pass.
 
     With `criterion_is_checked` the model and the loss were probed already: how the loss is reduced is not looked at.
     """
@@ -70,11 +69,11 @@ class LossWatch(TorchFunctionMode):
         ]
 
     def __deepcopy__(self, memo: Any) -> LossWatch:
-        """A copy of the module is not another run."""
+        """Return itself: a copy of the module is not another run."""
         return self
 
     def start(self) -> None:
-        """Begin to watch, below whatever modes the loop is in: those are left in the order of their own."""
+        """Start watching below all function modes that the loop is in, which keep their order."""
         above = _taken_off()
         _push_mode(self)  # type: ignore[no-untyped-call]
         _put_back(above)

@@ -74,7 +74,7 @@ def by_first_number(items):
 @pytest.mark.parametrize("collate", [mixup, mixup_by_numpy, standardised, targets_of_others])
 def test_a_collation_that_mixes_records_is_refused(private, helpers, collate):
     state = random.getstate()
-    with pytest.raises(PdpsgdError, match="exchanging a record changes the rows of others"):
+    with pytest.raises(PdpsgdError, match="replacing a record changes the rows of others"):
         private(data=DataLoader(Records(helpers.data(40)), collate_fn=collate))
     assert random.getstate() == state
 
