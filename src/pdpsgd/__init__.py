@@ -17,13 +17,30 @@ from pdpsgd.planning.rounds import Level, Round
 if TYPE_CHECKING:
     from pdpsgd.engine.privacy_engine import PrivacyEngine
     from pdpsgd.planning.planner import plan
-    from pdpsgd.training.fitting import fit
+    from pdpsgd.training.comparison import compare
+    from pdpsgd.training.evaluation import evaluate
+    from pdpsgd.training.fitting import TrainingResult, fit
 
 __version__ = "0.1.0"
-__all__ = ["Budgets", "Level", "PdpsgdError", "Plan", "PrivacyEngine", "Round", "fit", "plan"]
+__all__ = [
+    "Budgets",
+    "Level",
+    "PdpsgdError",
+    "Plan",
+    "PrivacyEngine",
+    "Round",
+    "TrainingResult",
+    "compare",
+    "evaluate",
+    "fit",
+    "plan",
+]
 
 _LOADED_ON_USE = {
     "PrivacyEngine": "pdpsgd.engine.privacy_engine",
+    "TrainingResult": "pdpsgd.training.fitting",
+    "compare": "pdpsgd.training.comparison",
+    "evaluate": "pdpsgd.training.evaluation",
     "fit": "pdpsgd.training.fitting",
     "plan": "pdpsgd.planning.planner",
 }

@@ -56,6 +56,13 @@ def test_an_unknown_command_or_option_ends_with_2(run: Callable[..., Any]) -> No
     assert run("plan", "--stepz", "3").exit_code == 2
 
 
+def test_reproduce_names_the_command_that_took_its_place(run: Callable[..., Any]) -> None:
+    result = run("reproduce", "table-1", "--seeds", "3")
+    assert result.exit_code == 2
+    assert "python -m experiments table-1 --seeds 3" in result.output
+    assert "Traceback" not in result.output
+
+
 def test_the_shell_can_complete_commands(tmp_path: Path) -> None:
     environment = {"_PDPSGD_COMPLETE": "complete_bash", "COMP_WORDS": "pdpsgd pl", "COMP_CWORD": "1"}
     script = "from pdpsgd.cli import main; main()"

@@ -20,7 +20,7 @@ from torch import nn
 from pdpsgd.audit.auditing import Subject
 from pdpsgd.data.benchmarks.loading import load
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.models.networks import BUILT_IN, by_name
+from pdpsgd.models.networks import by_name, default_network
 from pdpsgd.planning.plans import Plan
 from pdpsgd.training.finished_run import PLAN_FILES
 from pdpsgd.training.presets import preset as find_preset
@@ -61,7 +61,7 @@ def subject_of(
         dataset = recipe.prepare(dataset)
     classes = len(dataset.classes)
     shape = dataset.input_shape
-    name = model or next((n for n, known in BUILT_IN.items() if known.input_shape == shape), "tabular")
+    name = model or default_network(shape)
 
     def made() -> nn.Module:
         if recipe is None:

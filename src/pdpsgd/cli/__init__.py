@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from pdpsgd.cli.messages import messages_for_users
+from pdpsgd.errors import fail
 
 COMMANDS = ("plan", "train", "compare", "audit", "report", "data")
 
@@ -19,6 +20,15 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of use."""
         return [name for name in COMMANDS if name in self.commands]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command by its name; say where the experiments went."""
+        if args and args[0] == "reproduce":
+            again = " ".join(["python -m experiments", *args[1:]])
+            fail(
+                f"Expected one of {', '.join(COMMANDS)}. Got reproduce: in a clone of the repository, type `{again}`."
+            )
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exit code 2 for what the user gave, 130 after Ctrl-C."""

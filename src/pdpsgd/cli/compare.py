@@ -70,6 +70,7 @@ def compare(
       pdpsgd compare people.csv --label income --id-column person --test-share 0.2 \\
           --mechanisms dp-sgd,pdp-sgd-exact,idp-scale --seeds 5
     """
+    from pdpsgd.models.networks import default_network
     from pdpsgd.training.comparison import compare as run_comparison
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
@@ -125,7 +126,7 @@ def compare(
             },
             training=training,
             name=people.name,
-            model_name=model or people.model,
+            model_name=model or default_network(people.input_shape),
             classes=people.classes,
             notes=(*people.notes, NOT_FOR_RELEASE),
             progress=progress,

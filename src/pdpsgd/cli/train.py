@@ -160,6 +160,7 @@ def train(
       pdpsgd train --config run.toml mnist
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
+    from pdpsgd.models.networks import default_network
     from pdpsgd.planning.planner import plan as make_plan
     from pdpsgd.training.presets import options_with
     from pdpsgd.training.presets import preset as find_preset
@@ -276,7 +277,13 @@ def train(
             again = f"Repeat the command with --run-folder {folder} --resume to go on."
             raise KeyboardInterrupt(f"Everything up to the last checkpoint is saved. {again}") from None
         raise
-    _describe(folder, people, model=model or people.model, activation=activation, preset=preset)
+    _describe(
+        folder,
+        people,
+        model=model or default_network(people.input_shape),
+        activation=activation,
+        preset=preset,
+    )
     _show(result, people, screen)
     if report:
         from pdpsgd.reporting import write_run_report

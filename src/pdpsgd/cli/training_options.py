@@ -267,7 +267,7 @@ def make_network(
     """The network by name, its first weights from the seed if there is one; a resumed run has its own already."""
     import torch
 
-    from pdpsgd.models.networks import by_name
+    from pdpsgd.models.networks import by_name, default_network
     from pdpsgd.training.presets import preset as find
 
     if seed is not None:
@@ -277,7 +277,10 @@ def make_network(
         recipe = replace(recipe, model=model or recipe.model, start="random" if resumed else recipe.start)
         return recipe.make_model(data, progress=progress)
     return by_name(
-        model or data.model, input_shape=data.input_shape, classes=len(data.classes), activation=activation
+        model or default_network(data.input_shape),
+        input_shape=data.input_shape,
+        classes=len(data.classes),
+        activation=activation,
     )
 
 

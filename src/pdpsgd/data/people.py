@@ -26,8 +26,8 @@ TABLES = (".csv", ".parquet", ".pq")
 class PeopleData:
     """Records with the id of their person, and, if there are any, records of other people to test on.
 
-    `named` says whether ids are people's own, or only the places of their records in the data. `model` names the
-    network that suits the data. `notes` are what a reader of any result must be told.
+    `named` says whether ids are people's own, or only the places of their records in the data. `notes` are what a
+    reader of any result must be told.
     `test_ids` are None where test people are not known by name (a benchmark's own test set).
     """
 
@@ -36,7 +36,6 @@ class PeopleData:
     targets: torch.Tensor
     ids: npt.NDArray[Any]
     classes: tuple[str, ...]
-    model: str
     test_inputs: torch.Tensor | None = None
     test_targets: torch.Tensor | None = None
     test_ids: npt.NDArray[Any] | None = None
@@ -130,17 +129,14 @@ def hold_out(data: PeopleData, share: float) -> PeopleData:
 
 def _benchmark(name: str, folder: str | Path | None) -> PeopleData:
     from pdpsgd.data.benchmarks.loading import load
-    from pdpsgd.models.networks import BUILT_IN
 
     loaded = load(name, folder=folder)
-    suited = [key for key, network in BUILT_IN.items() if network.input_shape == loaded.input_shape]
     return PeopleData(
         name=name,
         inputs=loaded.train_inputs,
         targets=loaded.train_targets,
         ids=np.arange(len(loaded.train_inputs)),
         classes=loaded.classes,
-        model=suited[0] if suited else "tabular",
         test_inputs=loaded.test_inputs,
         test_targets=loaded.test_targets,
         notes=loaded.notes,
@@ -186,7 +182,6 @@ def _table(
         targets=encoded.targets,
         ids=encoded.ids,
         classes=encoded.classes,
-        model="tabular",
         test_inputs=None if test is None else test.inputs,
         test_targets=None if test is None else test.targets,
         test_ids=None if test is None else test.ids,
@@ -210,7 +205,6 @@ def _images(name: str, loaded: Any) -> PeopleData:
         targets=loaded.targets,
         ids=loaded.ids,
         classes=loaded.classes,
-        model="tabular",
         test_inputs=loaded.test_inputs,
         test_targets=loaded.test_targets,
         notes=loaded.notes,

@@ -165,6 +165,16 @@ def by_name(name: str, *, input_shape: Shape, classes: int, activation: str | No
     return built_in.make(tuple(input_shape), classes, activation)
 
 
+def default_network(input_shape: Shape) -> str:
+    """Name the built-in network for inputs of this shape: one made for it, else the small general one.
+
+    >>> default_network((1, 28, 28)), default_network((13,))
+    ('mnist-cnn', 'tabular')
+    """
+    made_for_it = (name for name, known in BUILT_IN.items() if known.input_shape == tuple(input_shape))
+    return next(made_for_it, "tabular")
+
+
 def _activation(name: str) -> Callable[[], nn.Module]:
     check_one_of(tuple(ACTIVATIONS), activation=name)
     return ACTIVATIONS[name]

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from pdpsgd.engine.batches import Chunk, call, to_device
 from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
+from pdpsgd.training.components import Loss, loss_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike
 
 BATCH_SIZE = 1024
@@ -52,7 +51,7 @@ class Evaluation:
 def evaluate(
     model: nn.Module,
     data: Any,
-    loss: Callable[[Any, Any], Tensor],
+    loss: str | Loss = "cross-entropy",
     *,
     tiers: ArrayLike | None = None,
     batch_size: int = BATCH_SIZE,
@@ -60,8 +59,22 @@ def evaluate(
     """Run the model over test data, without gradients, and count what it gets right.
 
     Outputs with one column per class are compared with whole-number targets, and a single logit with targets
-    of 0 and 1; for anything else only the loss is given. `tiers` names the tier of each test person.
+    of 0 and 1; for anything else only the loss is given.
+
+    Args:
+        model: What `fit` trained, or any other module.
+        data: Test people: a pair of tensors (inputs, targets), a dataset, or a data loader.
+        loss: The mean loss over examples, by name or as a function of outputs and targets.
+        tiers: The tier of each test person, to report accuracy by tier.
+        batch_size: Records that go through the model together.
+
+    Returns:
+        Number of test people, mean loss, accuracy overall, by tier and by class.
+
+    Raises:
+        PdpsgdError: If there is no test record, or not one tier for each.
     """
+    loss = loss_of(loss)
     records = records_of(data)
     if len(records) == 0:
         fail("Expected at least one test record. Got none.")
