@@ -26,13 +26,19 @@ ENTRY_POINTS = {"pdpsgd", "pdpsgd.__main__", "pdpsgd.cli.demo"}
 """Modules that somebody runs; so are the commands and the integrations, which users import."""
 
 KNOWN = {
-    "order of data",
-    *(f"cycle in {room}" for room in ("accounting", "planning", "engine")),
-    *(
-        f"summary in {room}"
-        for room in ("budgets", "accounting", "planning", "sampling", "data", "models", "gradients")
-    ),
-    *(f"summary in {room}" for room in ("engine", "training", "audit", "reporting", "integrations", "cli")),
+    "cycle in accounting",
+    "cycle in planning",
+    "cycle in engine",
+    "summary in budgets",
+    "summary in accounting",
+    "summary in planning",
+    "summary in data",
+    "summary in engine",
+    "summary in training",
+    "summary in audit",
+    "summary in reporting",
+    "summary in integrations",
+    "summary in cli",
 }
 """Known exceptions, by room. They only get fewer: one that is not needed any more fails, too."""
 
