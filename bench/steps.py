@@ -120,18 +120,18 @@ def crowd(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
-    watched = ClippedGradients(model)
+    clipped = ClippedGradients(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     clip_norms = torch.ones(len(inputs))
 
     def step() -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
-        watched.zero_sums()
-        watched.clipped_sum(clip_norms)
-        for total in watched.flat_sums:
+        clipped.zero_sums()
+        clipped.clipped_sum(clip_norms)
+        for total in clipped.flat_sums:
             total.add_(torch.randn_like(total)).div_(len(inputs))
-        for parameter, total in watched.sums.items():
+        for parameter, total in clipped.sums.items():
             parameter.grad = total
         optimizer.step()
 

@@ -48,11 +48,11 @@ class Oracle:
         norms = torch.cat([rows.reshape(len(rows), -1) for rows in expected.values()], 1).norm(dim=1)
         clip_norms = norms * torch.linspace(0.3, 1.7, size, dtype=norms.dtype)
         sums = self.clipped(expected, clip_norms)
-        watched = ClippedGradients(module)
+        clipped = ClippedGradients(module)
         try:
             self.loss(module, inputs, 0, size).backward()
-            assert watched.recorded_batch_size == size
-            found = watched.per_example_gradients()
+            assert clipped.recorded_batch_size == size
+            found = clipped.per_example_gradients()
             names = {parameter: name for name, parameter in module.named_parameters()}
             scale = float(norms.max())
             for parameter, rows in found.items():
@@ -60,16 +60,16 @@ class Oracle:
                     names[parameter]
                 )
             assert torch.allclose(
-                watched.per_example_norms(), norms, rtol=10 * tolerance, atol=tolerance * scale
+                clipped.per_example_norms(), norms, rtol=10 * tolerance, atol=tolerance * scale
             )
-            assert watched.clipped_sum(clip_norms) == 0
-            for parameter, total in watched.sums.items():
+            assert clipped.clipped_sum(clip_norms) == 0
+            for parameter, total in clipped.sums.items():
                 assert torch.allclose(
                     total, sums[names[parameter]], rtol=0, atol=10 * tolerance * size * scale
                 ), names[parameter]
                 assert parameter.grad is None
         finally:
-            watched.remove()
+            clipped.remove()
 
 
 @pytest.fixture(scope="session")

@@ -24,15 +24,15 @@ def small_cnn() -> nn.Sequential:
 
 def contribution(module: nn.Module, loss: Any, inputs: Tensor, example: int, clip_norm: float) -> float:
     """The norm, in float64, of what one example adds to the sums: everybody else is clipped to zero."""
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     try:
         loss(module(inputs)).backward()
         clip_norms = torch.zeros(inputs.shape[0])
         clip_norms[example] = clip_norm
-        watched.clipped_sum(clip_norms, loss_reduction="sum")
-        return float(torch.cat([total.double().flatten() for total in watched.sums.values()]).norm())
+        clipped.clipped_sum(clip_norms, loss_reduction="sum")
+        return float(torch.cat([total.double().flatten() for total in clipped.sums.values()]).norm())
     finally:
-        watched.remove()
+        clipped.remove()
 
 
 ARCHITECTURES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -90,36 +90,36 @@ def test_positions_that_cancel_do_not_hide_a_gradient(cheaper: bool, monkeypatch
 
 def test_each_example_has_its_own_clipping_norm() -> None:
     module = nn.Linear(4, 2, bias=False)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.eye(4) * 10).sum().backward()
-    watched.clipped_sum(torch.tensor([1.0, 2.0, 0.0, 100.0]), loss_reduction="sum")
-    norms = watched.sums[module.weight].norm(dim=0)
+    clipped.clipped_sum(torch.tensor([1.0, 2.0, 0.0, 100.0]), loss_reduction="sum")
+    norms = clipped.sums[module.weight].norm(dim=0)
     assert torch.allclose(norms, torch.tensor([1.0, 2.0, 0.0, 200**0.5]), rtol=2e-3)
 
 
 def test_physical_batches_add_up_to_the_whole_batch() -> None:
     module, inputs = small_cnn().double(), torch.randn(6, 1, 8, 8, dtype=torch.float64)
-    watched, clip_norms = ClippedGradients(module), torch.linspace(0.1, 3, 6)
+    clipped, clip_norms = ClippedGradients(module), torch.linspace(0.1, 3, 6)
     module(inputs).square().sum(1).mean().backward()
-    watched.clipped_sum(clip_norms)
-    whole = {parameter: total.clone() for parameter, total in watched.sums.items()}
-    watched.zero_sums()
+    clipped.clipped_sum(clip_norms)
+    whole = {parameter: total.clone() for parameter, total in clipped.sums.items()}
+    clipped.zero_sums()
     for first, last in ((0, 1), (1, 4), (4, 4), (4, 6)):
         module(inputs[first:last]).square().sum(1).mean().backward()
-        watched.clipped_sum(clip_norms[first:last])
-    for parameter, total in watched.sums.items():
+        clipped.clipped_sum(clip_norms[first:last])
+    for parameter, total in clipped.sums.items():
         assert torch.allclose(total, whole[parameter], rtol=1e-12)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_an_empty_batch_adds_nothing(reduction: str) -> None:
     module = nn.Sequential(small_cnn(), nn.LayerNorm(3))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     loss = module(torch.zeros(0, 1, 8, 8))
     (loss.mean() if reduction == "mean" else loss.sum()).backward()
-    assert watched.recorded_batch_size == 0
-    assert watched.clipped_sum(torch.zeros(0), loss_reduction=reduction) == 0
-    assert all(bool((total == 0).all()) for total in watched.sums.values())
+    assert clipped.recorded_batch_size == 0
+    assert clipped.clipped_sum(torch.zeros(0), loss_reduction=reduction) == 0
+    assert all(bool((total == 0).all()) for total in clipped.sums.values())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38])
@@ -134,12 +134,12 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(name: str, value: float) -
         module, inputs, poison = build(), torch.randn(shape), torch.tensor([1.0, value, 1.0])
 
     def sums(rows: list[int]) -> tuple[int, list[Tensor]]:
-        watched = ClippedGradients(module)
+        clipped = ClippedGradients(module)
         outputs = module(inputs[rows]).flatten(1).square().sum(1)
         (outputs * poison[rows] * (1e30 if value == 1e38 else 1.0)).sum().backward()
-        count = watched.clipped_sum(torch.ones(len(rows)), loss_reduction="sum")
-        watched.remove()
-        return count, list(watched.sums.values())
+        count = clipped.clipped_sum(torch.ones(len(rows)), loss_reduction="sum")
+        clipped.remove()
+        return count, list(clipped.sums.values())
 
     count, found = sums([0, 1, 2])
     assert count >= 1
@@ -151,11 +151,11 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(name: str, value: float) -
 
 def test_sums_of_a_bfloat16_model_are_kept_in_float32() -> None:
     module = nn.Linear(4, 3).bfloat16()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(300, 4).bfloat16()).sum().backward()
-    watched.clipped_sum(torch.full((300,), 0.01), loss_reduction="sum")
-    assert all(total.dtype == torch.float32 for total in watched.sums.values())
-    assert float(watched.sums[module.bias].norm()) > 0.5
+    clipped.clipped_sum(torch.full((300,), 0.01), loss_reduction="sum")
+    assert all(total.dtype == torch.float32 for total in clipped.sums.values())
+    assert float(clipped.sums[module.bias].norm()) > 0.5
 
 
 @given(
@@ -171,52 +171,52 @@ def test_weight_times_norm_is_at_most_the_clipping_norm(norms: list[float], clip
 
 def test_two_backward_passes_without_a_collection_are_refused() -> None:
     module = small_cnn()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 1, 8, 8)).sum().backward()
     with pytest.raises(PdpsgdError, match="Two backward passes"):
         module(torch.randn(2, 1, 8, 8)).sum().backward()
-    watched.forget()
-    assert watched.recorded_batch_size is None
+    clipped.forget()
+    assert clipped.recorded_batch_size is None
     module(torch.randn(2, 1, 8, 8)).sum().backward()
-    assert watched.clipped_sum(torch.ones(2)) == 0
+    assert clipped.clipped_sum(torch.ones(2)) == 0
 
 
 def test_backward_twice_through_the_same_graph_is_refused() -> None:
     module = nn.Linear(3, 2)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     loss = module(torch.randn(2, 3)).sum()
     loss.backward(retain_graph=True)
     with pytest.raises(PdpsgdError, match="Two backward passes"):
         loss.backward()
-    watched.remove()
+    clipped.remove()
 
 
 def test_collecting_without_a_backward_pass_is_refused() -> None:
-    watched = ClippedGradients(nn.Linear(3, 2))
+    clipped = ClippedGradients(nn.Linear(3, 2))
     with pytest.raises(PdpsgdError, match="backward"):
-        watched.clipped_sum(torch.ones(2))
+        clipped.clipped_sum(torch.ones(2))
 
 
 def test_a_pass_is_forgotten_once_collected() -> None:
     module = nn.Linear(3, 2)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 3)).sum().backward()
-    watched.clipped_sum(torch.ones(2))
-    assert watched.recorded_batch_size is None
+    clipped.clipped_sum(torch.ones(2))
+    assert clipped.recorded_batch_size is None
 
 
 def test_the_wrong_number_of_clipping_norms_is_refused() -> None:
     module = nn.Linear(3, 2)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 3)).sum().backward()
     with pytest.raises(PdpsgdError, match=r"batch of 3 examples .* shape \(2, 2\)"):
-        watched.clipped_sum(torch.ones(3))
+        clipped.clipped_sum(torch.ones(3))
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])
 def test_evaluation_records_nothing(how: str) -> None:
     module = small_cnn()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     inputs = torch.randn(2, 1, 8, 8)
     if how == "eval":
         module.eval()
@@ -227,26 +227,26 @@ def test_evaluation_records_nothing(how: str) -> None:
     else:
         with torch.no_grad() if how == "no_grad" else torch.inference_mode():
             module(inputs)
-    assert watched.recorded_batch_size is None
+    assert clipped.recorded_batch_size is None
 
 
 def test_a_submodule_in_evaluation_mode_is_still_clipped() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     module[0].eval()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 3)).sum().backward()
-    watched.clipped_sum(torch.ones(2))
-    assert float(watched.sums[module[0].weight].norm()) > 0
+    clipped.clipped_sum(torch.ones(2))
+    assert float(clipped.sums[module[0].weight].norm()) > 0
 
 
 def test_remove_restores_the_module_exactly() -> None:
     module = small_cnn()
     before = {name: dict(child.__dict__) for name, child in module.named_modules()}
     names = list(module.state_dict())
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     assert list(module.state_dict()) == names
     module(torch.randn(2, 1, 8, 8)).sum().backward()
-    watched.remove()
+    clipped.remove()
     assert {name: dict(child.__dict__) for name, child in module.named_modules()} == before
     module(torch.randn(2, 1, 8, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
@@ -254,7 +254,7 @@ def test_remove_restores_the_module_exactly() -> None:
 
 def test_copies_and_pickles_of_a_watched_module_stand_on_their_own() -> None:
     module = small_cnn()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     stream = io.BytesIO()
     torch.save(module, stream)
     stream.seek(0)
@@ -265,23 +265,23 @@ def test_copies_and_pickles_of_a_watched_module_stand_on_their_own() -> None:
         assert not torch.allclose(twin(inputs), module(inputs))
         twin(inputs).sum().backward()
         assert twin[0].weight.grad is not None
-        assert watched.recorded_batch_size is None
+        assert clipped.recorded_batch_size is None
 
 
 def test_outputs_are_those_of_the_module_itself() -> None:
     module, inputs = small_cnn().double(), torch.randn(3, 1, 8, 8, dtype=torch.float64)
     expected = module(inputs)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     assert torch.allclose(module(inputs), expected, rtol=1e-12)
-    watched.remove()
+    clipped.remove()
 
 
 def test_a_second_watcher_is_refused() -> None:
     module = nn.Linear(2, 2)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     with pytest.raises(PdpsgdError, match="not private yet"):
         ClippedGradients(module)
-    watched.remove()
+    clipped.remove()
     ClippedGradients(module).remove()
 
 
@@ -295,10 +295,10 @@ def test_dropout_works_in_the_general_rule() -> None:
             return torch.dropout(x * self.weight, 0.5, self.training)
 
     module = Noisy()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     outputs = module(torch.ones(2, 500))
     outputs.sum().backward()
-    found = watched.per_example_gradients(loss_reduction="sum")[module.weight]
+    found = clipped.per_example_gradients(loss_reduction="sum")[module.weight]
     assert torch.equal(found, outputs.detach())  # the gradients of what was computed, not of another draw
 
 
@@ -307,29 +307,29 @@ def test_activation_checkpointing_is_right() -> None:
 
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     inputs = torch.randn(3, 3, dtype=torch.float64)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(inputs).square().sum().backward()
-    expected = watched.per_example_gradients(loss_reduction="sum")
-    watched.forget()
+    expected = clipped.per_example_gradients(loss_reduction="sum")
+    clipped.forget()
     checkpoint(module, inputs, use_reentrant=False).square().sum().backward()
-    found = watched.per_example_gradients(loss_reduction="sum")
+    found = clipped.per_example_gradients(loss_reduction="sum")
     assert all(torch.allclose(found[parameter], rows) for parameter, rows in expected.items())
 
 
 def test_sums_of_a_kind_lie_side_by_side_and_each_parameter_has_its_own_part() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2).double())
-    watched = ClippedGradients(module)
-    assert [(flat.dtype, flat.numel()) for flat in watched.flat_sums] == [
+    clipped = ClippedGradients(module)
+    assert [(flat.dtype, flat.numel()) for flat in clipped.flat_sums] == [
         (torch.float32, 3 * 4 + 4),
         (torch.float64, 4 * 2 + 2),
     ]
-    for number, total in enumerate(watched.sums.values()):
+    for number, total in enumerate(clipped.sums.values()):
         total.fill_(number)
-    assert torch.cat([total.flatten().float() for total in watched.sums.values()]).equal(
-        torch.cat([flat.float() for flat in watched.flat_sums])
+    assert torch.cat([total.flatten().float() for total in clipped.sums.values()]).equal(
+        torch.cat([flat.float() for flat in clipped.flat_sums])
     )
-    watched.zero_sums()
-    assert not any(bool(total.any()) for total in watched.sums.values())
+    clipped.zero_sums()
+    assert not any(bool(total.any()) for total in clipped.sums.values())
 
 
 class TwoBranches(nn.Module):
@@ -347,13 +347,13 @@ class TwoBranches(nn.Module):
 
 def test_recording_sees_layers_whose_input_needs_a_gradient() -> None:
     model, inputs = TwoBranches(), torch.randn(4, 3)
-    watched = ClippedGradients(model)
+    clipped = ClippedGradients(model)
     found = []
-    for record in (watched.record, lambda loss: loss.backward()):
+    for record in (clipped.record, lambda loss: loss.backward()):
         record(model(inputs).square().mean(1).mean())
-        found.append(watched.per_example_gradients())
-        watched.forget()
-    watched.remove()
+        found.append(clipped.per_example_gradients())
+        clipped.forget()
+    clipped.remove()
     for parameter in model.parameters():
         assert found[0][parameter].abs().max() > 0
         assert torch.equal(found[0][parameter], found[1][parameter])

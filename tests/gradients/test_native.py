@@ -155,10 +155,10 @@ def test_kernel_gradients_are_those_of_the_matrix_products(case: tuple[nn.Conv2d
     assert torch.allclose(norms.double().sqrt(), exact.squared_norms().sqrt(), rtol=1e-5, atol=1e-6 * scale)
     weights, total = torch.rand(examples), torch.zeros(module.weight.shape)
     compiled.add_weighted_sum(weights, total)
-    wanted = torch.tensordot(weights.double(), exact.written_out(0, examples), 1)
+    wanted = torch.tensordot(weights.double(), exact.materialize(0, examples), 1)
     assert torch.allclose(total.double(), wanted, rtol=0, atol=1e-5 * scale)
     # The numbers that are summed are those that the norms were taken of.
-    written = compiled.written_out(0, examples)
+    written = compiled.materialize(0, examples)
     assert torch.allclose(written.flatten(1).square().sum(1), norms, rtol=1e-5)
 
 
@@ -236,16 +236,16 @@ def test_the_papers_networks_use_it_and_agree(
 @with_compiler
 def test_an_infinite_gradient_counts_as_zero() -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     inputs = torch.randn(4, 1, 8, 8)
     inputs[1] = float("nan")
     inputs[2] = 1e38
     module(inputs).sum().backward()
-    assert watched.clipped_sum(torch.ones(4), loss_reduction="sum") >= 1
-    total = torch.cat([part.flatten() for part in watched.flat_sums])
+    assert clipped.clipped_sum(torch.ones(4), loss_reduction="sum") >= 1
+    total = torch.cat([part.flatten() for part in clipped.flat_sums])
     assert total.isfinite().all()
     assert total.norm() <= 3
-    watched.remove()
+    clipped.remove()
 
 
 def changed(name: str) -> Any:
@@ -274,11 +274,11 @@ def test_operations_that_are_traced_or_changed_are_pytorchs(name: str) -> None:
 def test_transforms_of_a_watched_model_are_pytorchs() -> None:
     model, images = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(4, 3, 8, 8)
     wanted = torch.func.grad(lambda x: model(x).square().sum())(images)
-    watched = ClippedGradients(model)
+    clipped = ClippedGradients(model)
     model(images).sum().backward()  # a pass as any other
-    watched.forget()
+    clipped.forget()
     found = torch.func.grad(lambda x: model(x).square().sum())(images)
-    watched.remove()
+    clipped.remove()
     assert torch.allclose(found, wanted, atol=1e-4)
 
 
@@ -294,15 +294,15 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
     )
     images = torch.randn(4, 3, 8, 8)
     model(images).square().sum().backward()
-    watched = ClippedGradients(model)
+    clipped = ClippedGradients(model)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.contiguous(), lambda tensor: tensor):
         loss = model(images).square().sum()
     loss.backward()
-    watched.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
-    for parameter, total in watched.sums.items():
+    clipped.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
+    for parameter, total in clipped.sums.items():
         assert parameter.grad is not None
         assert torch.allclose(total, parameter.grad, rtol=1e-2, atol=1e-3)
-    watched.remove()
+    clipped.remove()
 
 
 def other_kinds() -> list[tuple[nn.Module, Tensor]]:
@@ -360,12 +360,12 @@ def test_many_positions_are_added_up_by_pytorch() -> None:
     module = nn.Conv2d(1, 2, 3, padding=1)
     images = torch.full((1, 1, 300, 300), 0.1)
     assert not native.has_kernel_gradients(module, images, module(images))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(images).sum().backward()
-    written = watched.per_example_gradients(loss_reduction="sum")
+    written = clipped.per_example_gradients(loss_reduction="sum")
     assert torch.allclose(written[module.bias], torch.tensor(300.0**2), rtol=1e-5)
     assert torch.allclose(written[module.weight][0, :, 0, 1, 1], torch.tensor(0.1 * 300**2), rtol=1e-5)
-    watched.remove()
+    clipped.remove()
 
 
 def test_a_kernel_without_numbers_is_left_to_pytorch() -> None:
@@ -379,10 +379,10 @@ def test_a_kernel_without_numbers_is_left_to_pytorch() -> None:
 )
 def test_a_convolution_that_changes_between_use_and_step_is_refused(change: dict[str, Any]) -> None:
     module = nn.Conv2d(1, 2, 3, padding=1)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 1, 8, 8)).sum().backward()
     for name, value in change.items():
         setattr(module, name, value)
     with pytest.raises(PdpsgdError, match="were changed between its use"):
-        watched.clipped_sum(torch.ones(2))
-    watched.remove()
+        clipped.clipped_sum(torch.ones(2))
+    clipped.remove()

@@ -151,11 +151,11 @@ class Model(nn.Module):
 
 torch.manual_seed(0)
 model, x = Model(), torch.randn(4, 3, 8, 8)
-watched = ClippedGradients(model)
+clipped = ClippedGradients(model)
 model(x).sum().backward()
-watched.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
-sums = {name: watched.sums[parameter].clone() for name, parameter in model.named_parameters()}
-watched.remove()
+clipped.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
+sums = {name: clipped.sums[parameter].clone() for name, parameter in model.named_parameters()}
+clipped.remove()
 model(x).sum().backward()
 print(all(torch.allclose(sums[n], p.grad, rtol=1e-2, atol=1e-3) for n, p in model.named_parameters()))
 """

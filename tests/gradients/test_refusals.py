@@ -50,10 +50,10 @@ class Positions(nn.Module):
 
 def test_something_shared_without_a_batch_dimension_is_refused() -> None:
     module = Positions()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randint(9, (3, 6))).sum().backward()
     with pytest.raises(PdpsgdError, match=r"positions.*positions\[None\]"):
-        watched.clipped_sum(torch.ones(3))
+        clipped.clipped_sum(torch.ones(3))
 
 
 def test_positions_as_many_as_examples_do_not_slip_through_the_probe() -> None:
@@ -74,10 +74,10 @@ class UsesWeightDirectly(nn.Module):
 
 def test_a_weight_used_outside_its_module_is_refused() -> None:
     module = UsesWeightDirectly()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randint(5, (2, 3))).sum().backward()
     with pytest.raises(PdpsgdError, match=r"embedding\.weight.*outside"):
-        watched.clipped_sum(torch.ones(2))
+        clipped.clipped_sum(torch.ones(2))
     with pytest.raises(PdpsgdError, match="outside"):
         check_examples_do_not_mix(
             module, lambda outputs: outputs.square().sum((1, 2)).mean(), torch.randint(5, (2, 3))
@@ -86,21 +86,21 @@ def test_a_weight_used_outside_its_module_is_refused() -> None:
 
 def test_an_input_overwritten_after_its_layer_is_refused() -> None:
     module = nn.Linear(3, 2)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     inputs = torch.randn(2, 3)
     module(inputs).sum().backward()
     inputs.zero_()
     with pytest.raises(PdpsgdError, match="in place"):
-        watched.clipped_sum(torch.ones(2))
+        clipped.clipped_sum(torch.ones(2))
 
 
 def test_thawing_a_parameter_afterwards_is_refused() -> None:
     module = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 2))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module[0].weight.requires_grad_(True)
     module(torch.randn(2, 3)).sum().backward()
     with pytest.raises(PdpsgdError, match=r"0\.weight"):
-        watched.clipped_sum(torch.ones(2))
+        clipped.clipped_sum(torch.ones(2))
 
 
 def test_an_image_without_a_batch_is_refused() -> None:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.per_example import OuterProducts
-from pdpsgd.gradients.rules import RULES
 from pdpsgd.gradients.rules.convolution import Kernels
+from pdpsgd.gradients.rules.registry import RULES
 
 # PyTorch's own advice about padding="same" with even kernels.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -157,7 +157,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "linear": (nn.Linear(5, 3), images(4, 5)),
     "linear without bias": (nn.Linear(5, 3, bias=False), images(4, 5)),
     "linear over positions, norms by inner products": (nn.Linear(6, 5), images(4, 3, 6)),
-    "linear over positions, written out": (nn.Linear(2, 3), images(4, 90, 2)),
+    "linear over positions, materialized": (nn.Linear(2, 3), images(4, 90, 2)),
     "linear over a grid": (nn.Linear(3, 2), images(4, 3, 2, 3)),
     "linear, bias only": (frozen_weight(nn.Linear(5, 3)), images(4, 5)),
     "one example": (nn.Linear(5, 3), images(1, 5)),
@@ -357,9 +357,9 @@ def test_gradients_that_do_not_fit_are_taken_in_chunks(oracle: Any, monkeypatch:
 def test_a_kernel_is_never_unfolded_whole() -> None:
     """The unfolded inputs grow with the kernel's width only, not with its height."""
     module = nn.Conv2d(3, 6, 5).double()
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(images(2, 3, 32, 32)).sum().backward()
-    gradients = watched._gradients("sum", torch.ones(2))
+    gradients = clipped._gradients("sum", torch.ones(2))
     assert isinstance(gradients[module.weight], Kernels)
 
 

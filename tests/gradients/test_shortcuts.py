@@ -34,9 +34,9 @@ def test_a_sequence_gives_what_its_modules_give(
     module = network(activation, stride=stride).double()
     module(inputs)
     expected = module(inputs)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     assert torch.allclose(module(inputs), expected, rtol=1e-13)
-    watched.remove()
+    clipped.remove()
     oracle.check(module, inputs)
 
 
@@ -44,22 +44,22 @@ def test_a_module_that_somebody_looks_at_keeps_its_place() -> None:
     sizes = []
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 1))
     module[2].register_forward_pre_hook(lambda _, args: sizes.append(float(args[0].detach().min())))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 1, 8, 8))
     assert sizes[0] == 0  # somebody looks: nothing is exchanged
-    watched.remove()
+    clipped.remove()
 
 
 def test_a_hook_sees_what_it_would_have_seen() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     seen: list[Tensor] = []
     module[0].register_forward_hook(lambda _module, _args, output: seen.append(output))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     inputs = torch.randn(5, 3)
     module(inputs)
     assert torch.equal(seen[0], copy.deepcopy(module)[0](inputs))
     assert float(seen[0].detach().min()) < 0
-    watched.remove()
+    clipped.remove()
 
 
 def test_images_are_laid_out_channels_last_inside_and_parameters_are_not() -> None:
@@ -68,11 +68,11 @@ def test_images_are_laid_out_channels_last_inside_and_parameters_are_not() -> No
     module[2].register_forward_pre_hook(
         lambda _, args: layouts.append(args[0].is_contiguous(memory_format=torch.channels_last))
     )
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     module(torch.randn(2, 1, 8, 8))
     assert layouts == [True]
     assert all(parameter.is_contiguous() for parameter in module.parameters())
-    watched.remove()
+    clipped.remove()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -92,12 +92,12 @@ def test_what_comes_after_a_pooling_may_overwrite_it(
 ) -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), activation(), nn.MaxPool2d(2), *after).to(dtype)
     images = torch.randn(2, 1, 8, 8, dtype=dtype)
-    watched = ClippedGradients(model)
+    clipped = ClippedGradients(model)
     torch.manual_seed(1)
     model(images).mul_(2).sum().backward()
-    watched.clipped_sum(torch.full((2,), 1e9), loss_reduction="sum")
-    sums = [total.clone() for total in watched.sums.values()]
-    watched.remove()
+    clipped.clipped_sum(torch.full((2,), 1e9), loss_reduction="sum")
+    sums = [total.clone() for total in clipped.sums.values()]
+    clipped.remove()
     torch.manual_seed(1)
     # Dropout fills its mask in the order of memory, so the plain model is given the layout that is used inside.
     plain = model.to(memory_format=torch.channels_last)
@@ -120,9 +120,9 @@ def test_an_activation_in_place_changes_what_it_is_given() -> None:
 
     model, images = Model(), torch.randn(2, 1, 8, 8)
     expected = model(images)
-    watched = ClippedGradients(model)
+    clipped = ClippedGradients(model)
     assert torch.allclose(model(images), expected, rtol=1e-5)
-    watched.remove()
+    clipped.remove()
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -132,20 +132,20 @@ def test_a_forward_of_the_users_own_is_used(index: int) -> None:
     own = module[index].forward
     module[index].forward = lambda x: own(x) + 3
     expected = module(images)
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     assert torch.allclose(module(images), expected, rtol=1e-4)
-    watched.remove()
+    clipped.remove()
     assert torch.allclose(module(images), expected)
 
 
 def test_hooks_on_all_modules_see_all_modules() -> None:
     seen = []
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2))
-    watched = ClippedGradients(module)
+    clipped = ClippedGradients(module)
     hook = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(type(part)))
     try:
         module(torch.randn(2, 1, 8, 8))
     finally:
         hook.remove()
     assert {nn.Conv2d, nn.ReLU, nn.MaxPool2d} <= set(seen)
-    watched.remove()
+    clipped.remove()

@@ -1,7 +1,8 @@
 """Clipped gradient sums: what a private step adds noise to.
 
-The model's layers are watched while it runs forward and backward. Afterwards each example's gradient norm is taken,
-mostly without writing the gradient out, and one weighted sum gives the sum of clipped gradients.
+The model's layers are instrumented: they record what its backward pass leaves behind. Afterwards the norm of each
+per-example gradient is taken, mostly without materializing it, and one weighted sum gives the sum of clipped
+gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import check_one_of, fail
-from pdpsgd.gradients.instrument import watch
+from pdpsgd.gradients.instrument import instrument
 from pdpsgd.gradients.per_example import PerExample, summed
 from pdpsgd.gradients.views import over_views
 
@@ -27,11 +28,13 @@ SMALLEST_NORM = 1e-16
 # A gradient so much too large is dropped: times such a weight, numbers vanish that others would have blown up again.
 SMALLEST_WEIGHT = 1e-16
 
-_watching: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = weakref.WeakKeyDictionary()
+_instrumented_by: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class ClippedGradients:
-    """Watches a module, and adds up its clipped gradients after each backward pass.
+    """The sum of a module's clipped per-example gradients, taken after each backward pass.
 
     The module keeps its type, its parameters and its names; only the `forward` of the layers is wrapped, until
     `remove()`. Passes in evaluation mode or under `torch.no_grad()` are not touched.
@@ -43,33 +46,33 @@ class ClippedGradients:
                 "Expected a module that is not private yet. Got one that is: use what made it private, or remove() it."
             )
         self.module = module
-        self._recorder, self._watched = watch(module)
+        self._recorder, self._forwards = instrument(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.sums: dict[nn.Parameter, Tensor] = dict.fromkeys(trained, torch.empty(0))
         self.flat_sums = [_flat_sums(trained, kind, self.sums) for kind in dict.fromkeys(map(_kind, trained))]
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names = {parameter: name for name, parameter in module.named_parameters()}
-        self._astray: list[nn.Parameter] = []
+        self._untracked: list[nn.Parameter] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._note_astray)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._note_untracked)  # type: ignore[no-untyped-call]
             for parameter in self.sums
         ]
-        _watching[module] = weakref.ref(self)
+        _instrumented_by[module] = weakref.ref(self)
 
     @property
     def anchor(self) -> Tensor:
-        """What hangs the watched layers into autograd's graph; its gradient is nothing."""
+        """Leaf that hangs the instrumented layers into autograd's graph; its gradient is nothing."""
         return self._recorder.anchor
 
     @property
     def recorded_batch_size(self) -> int | None:
-        """How many examples the backward pass that waits to be collected had; None if none waits."""
+        """Batch size of the backward pass that waits to be collected; None if none waits."""
         calls = self._recorder.calls
         return calls[0].output_gradient.shape[0] if calls else None
 
     @torch.no_grad()
     def clipped_sum(self, clip_norms: Tensor, *, loss_reduction: str = "mean", views: int = 1) -> int:
-        """Add the clipped gradients of the examples of the last backward pass to `sums`, and forget the pass.
+        """Add the clipped per-example gradients of the last backward pass to `sums`, and forget the pass.
 
         `clip_norms` has C_i for each example. With `loss_reduction="mean"` the loss was a mean over the batch, so that
         an example's own gradient is what backward gave, times the size of the batch. Returns how many examples had
@@ -92,9 +95,11 @@ class ClippedGradients:
             weights = clip_weights(norms, clip_norms).mul_(scale)
             count = 0
             if not math.isfinite(norms.sum().item()):
-                wild = ~norms.isfinite()
-                count = int(wild.sum())
-                gradients = {parameter: gradient.zeroed(wild) for parameter, gradient in gradients.items()}
+                non_finite = ~norms.isfinite()
+                count = int(non_finite.sum())
+                gradients = {
+                    parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()
+                }
             for parameter, gradient in gradients.items():
                 total = self.sums[parameter]
                 gradient.add_weighted_sum(weights.to(total.dtype), total)
@@ -110,22 +115,22 @@ class ClippedGradients:
     def forget(self) -> None:
         """Drop a backward pass that was recorded and not collected."""
         self._recorder.forget()
-        self._astray.clear()
+        self._untracked.clear()
 
     def remove(self) -> None:
         """Restore the module exactly as it was."""
         self.forget()
-        for watched in reversed(self._watched):
-            watched.restore()
+        for forward in reversed(self._forwards):
+            forward.restore()
         for hook in self._hooks:
             hook.remove()
-        self._watched.clear()
+        self._forwards.clear()
         self._hooks.clear()
-        _watching.pop(self.module, None)
+        _instrumented_by.pop(self.module, None)
 
     @torch.no_grad()
     def per_example_norms(self, *, loss_reduction: str = "mean") -> Tensor:
-        """Return each example's gradient norm before clipping, without forgetting the pass (sensitive)."""
+        """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
         size = self.recorded_batch_size or 0
         return self._norms(self._gradients(loss_reduction, torch.ones(size))) * (
             size if loss_reduction == "mean" else 1
@@ -133,31 +138,31 @@ class ClippedGradients:
 
     @torch.no_grad()
     def per_example_gradients(self, *, loss_reduction: str = "mean") -> dict[nn.Parameter, Tensor]:
-        """Return each example's gradient, written out, without forgetting the pass (sensitive; for audits)."""
+        """Return the per-example gradients, materialized, without forgetting the pass (sensitive; for audits)."""
         size = self.recorded_batch_size or 0
         scale = size if loss_reduction == "mean" else 1
         gradients = self._gradients(loss_reduction, torch.ones(size))
         return {
-            parameter: gradients[parameter].written_out(0, size) * scale
+            parameter: gradients[parameter].materialize(0, size) * scale
             if parameter in gradients
             else total.new_zeros(size, *total.shape)
             for parameter, total in self.sums.items()
         }
 
     def record(self, loss: Tensor) -> None:
-        """Do what `loss.backward()` does to the watched layers, and leave every `.grad` alone."""
+        """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""
         # All the leaves there are: only what leads to them is computed.
         leaves = [self._recorder.anchor, *leaves_of_graph(loss)]
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
         pairs = zip(leaves, found, strict=True)
-        self._astray += [
+        self._untracked += [
             leaf
             for leaf, gradient in pairs
             if isinstance(leaf, nn.Parameter) and leaf in self.sums and gradient is not None
         ]
 
     @contextmanager
-    def unwatched(self) -> Iterator[None]:
+    def uninstrumented(self) -> Iterator[None]:
         """Let the module run as if it had never been touched."""
         self._recorder.paused = True
         try:
@@ -175,14 +180,14 @@ class ClippedGradients:
             self._recorder.forced = False
 
     def _gradients(self, loss_reduction: str, clip_norms: Tensor) -> dict[nn.Parameter, PerExample]:
-        """Return the gradients of the recorded pass per parameter, after checking that it is what it should be."""
+        """Return the per-example gradients of each parameter, after checking the recorded pass."""
         check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
         calls = self._recorder.calls
         if not calls:
             fail(
                 "Expected loss.backward() before the gradients are collected. Got no backward pass in training mode."
             )
-        self._check_nothing_astray()
+        self._check_nothing_untracked()
         size = clip_norms.shape[0]
         uses: dict[nn.Parameter, list[PerExample]] = {}
         for call in calls:
@@ -203,12 +208,12 @@ class ClippedGradients:
         squares = [gradient.squared_norms() for gradient in gradients.values()]
         return torch.stack(squares).sum(0).sqrt_()
 
-    def _check_nothing_astray(self) -> None:
-        if self._astray:
-            names = ", ".join(self._names[parameter] for parameter in self._astray)
+    def _check_nothing_untracked(self) -> None:
+        if self._untracked:
+            names = ", ".join(self._names[parameter] for parameter in self._untracked)
             fail(
                 f"Parameters {names} were used outside their own module's forward (as in x @ layer.weight), where no "
-                "example's gradient can be told. Call the module that holds them, or freeze them; a penalty on "
+                "per-example gradient is known. Call the module that holds them, or freeze them; a penalty on "
                 "parameters belongs into the optimizer (weight_decay=), which looks at no data."
             )
         for parameter in self._frozen:
@@ -217,14 +222,14 @@ class ClippedGradients:
                     f"Parameter {self._names[parameter]} was frozen when the module was made private, and is not now."
                 )
 
-    def _note_astray(self, parameter: nn.Parameter) -> None:
+    def _note_untracked(self, parameter: nn.Parameter) -> None:
         if self._recorder.module.training:
-            self._astray.append(parameter)
+            self._untracked.append(parameter)
 
 
 def of_module(module: nn.Module) -> ClippedGradients | None:
-    """Return what watches this module, if anything does."""
-    reference = _watching.get(module)
+    """Return the `ClippedGradients` that instrument this module, if any do."""
+    reference = _instrumented_by.get(module)
     return None if reference is None else reference()
 
 

@@ -1,4 +1,4 @@
-"""Puts the rules in place of the layers' own forward, and takes them out again."""
+"""Instruments a model: rules take the place of its layers' own forward, and are taken out again."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.gradients._torch import pytree
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.recorder import Recorder, Site
-from pdpsgd.gradients.rules.general import any_module
+from pdpsgd.gradients.rules.general import general_rule
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.gradients.shortcuts import pool, sequence
 from pdpsgd.gradients.unsupported import check_module
 
 
-def watch(model: nn.Module) -> tuple[Recorder, list[Watched]]:
-    """Watch every layer that trains, and the model as a whole; refuse the model before anything is changed."""
+def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
+    """Instrument every layer that trains, and the model as a whole; refuse the model before anything is changed."""
     rules = list(rules_of(model))
     native.library()  # now, and not in the middle of somebody's forward pass
     recorder = Recorder(model)
-    watched = []
+    instrumented = []
     for name, module, rule in rules:
         site = Site(recorder, name or type(module).__name__)
-        watched.append(Watched(module, recorder, _by_rule(site, module, rule)))
+        instrumented.append(InstrumentedForward(module, recorder, _by_rule(site, module, rule)))
     inside_general = {child for _, module, rule in rules if rule is None for child in module.modules()}
     sequences = [
         child for child in model.modules() if type(child) is nn.Sequential and child not in inside_general
     ]
-    watched += [Watched(child, recorder, partial(sequence, child)) for child in sequences]
+    instrumented += [InstrumentedForward(child, recorder, partial(sequence, child)) for child in sequences]
     poolings = [
         child
         for child in model.modules()
         if type(child) is nn.MaxPool2d and child not in inside_general and runs_its_own_forward(child)
     ]
-    watched += [Watched(child, recorder, partial(pool, child, child.forward)) for child in poolings]
-    watched.append(Watched(model, recorder, _WholeModel(model, recorder)))
-    return recorder, watched
+    instrumented += [
+        InstrumentedForward(child, recorder, partial(pool, child, child.forward)) for child in poolings
+    ]
+    instrumented.append(InstrumentedForward(model, recorder, _WholeModel(model, recorder)))
+    return recorder, instrumented
 
 
 def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
-    """Yield the modules to be watched with their rules; None is the general rule, for a module and all in it."""
+    """Yield the modules to instrument with their rules; None is the general rule, for a module and all in it."""
     for name, module in model.named_modules():
         check_module(name, module)
     seen: set[nn.Module] = set()
@@ -59,7 +61,7 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
             if not _can_be_called(module):
                 place = f"{name or 'The model'} ({type(module).__name__})"
                 fail(
-                    f"{place} holds trainable parameters and has no forward, so nothing can be told of its use."
+                    f"{place} holds trainable parameters and has no forward, so its per-example gradient is unknown."
                 )
             yield name, module, rule
             return
@@ -69,8 +71,8 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
     yield from walk("", model)
 
 
-class Watched:
-    """Stands in for a module's forward; copies and pickles of the module get its own forward back."""
+class InstrumentedForward:
+    """Stand-in for a module's forward; copies and pickles of the module get its own forward back."""
 
     def __init__(self, module: nn.Module, recorder: Recorder, forward: Callable[..., Any]) -> None:
         self._module, self._recorder = module, recorder
@@ -81,7 +83,7 @@ class Watched:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module: watched in a training pass, as it is in any other."""
+        """Run the module: by its rule in a training pass, as it is in any other."""
         return (self._forward if self._recorder.active() else self._original)(*args, **kwargs)
 
     def restore(self) -> None:
@@ -101,7 +103,7 @@ class Watched:
 
 
 class _WholeModel:
-    """Learns the batch size from the model's inputs, and chooses the memory layout for what happens inside.
+    """Forward of the whole model: finds the batch size and chooses the memory layout for what happens inside.
 
     On a CPU, images are laid out channels last, where pooling and convolutions are faster. Code that insists on the
     default layout, such as x.view(batch, -1), fails then: it is run again, and from then on, in the default layout.
@@ -146,7 +148,7 @@ class _WholeModel:
 def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., Any]:
     original = module.forward
     if rule is None:
-        return lambda *args, **kwargs: any_module(site, module, original, *args, **kwargs)
+        return lambda *args, **kwargs: general_rule(site, module, original, *args, **kwargs)
     apply = rule.apply
     return lambda *args, **kwargs: apply(site, module, *args, **kwargs)
 

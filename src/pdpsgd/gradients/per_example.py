@@ -1,6 +1,6 @@
-"""The forms an example's gradient comes in, and what each of them can do without being written out.
+"""The forms of per-example gradients, and what each of them can do without being materialized.
 
-Whatever the form: norms first, then one weighted sum over the examples. Both are computed in float32 or better, and
+In every form: norms first, then one weighted sum over the examples. Both are computed in float32 or better, and
 a form whose sum is not made of the very numbers its norm was taken of gives a norm that is, if anything, too large.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pdpsgd.gradients.native import dispatch as native
 
-# A parameter, and its gradient per example. (A module's weight is a Tensor to the type checker.)
+# A parameter, and its per-example gradients. (A module's weight is a Tensor to the type checker.)
 Gradient = Iterator[tuple[Tensor, "PerExample"]]
 
 # Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
@@ -28,7 +28,7 @@ SMALLEST_FACTOR = 1e-20
 
 
 class Workspace:
-    """Memory that is used again at every step: clearing fresh memory takes the system as long as using it takes us."""
+    """Memory that is used again at every step: fresh memory is cleared first, which takes as long as using it."""
 
     def __init__(self) -> None:
         self._memory: dict[Any, Tensor] = {}
@@ -57,7 +57,7 @@ class Workspace:
 
 
 class PerExample(ABC):
-    """The gradient of one parameter for each example of a batch."""
+    """The per-example gradients of one parameter."""
 
     shape: torch.Size  # of the parameter
     batch_size: int
@@ -71,7 +71,7 @@ class PerExample(ABC):
         """Add the sum over the examples of weight times gradient to `total`, which has the parameter's shape."""
 
     @abstractmethod
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Return the gradients of examples `first` to `last` as one tensor."""
 
     @abstractmethod
@@ -83,13 +83,13 @@ class PerExample(ABC):
         return self if rows == slice(None) else _Rows(self, shape, rows)
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
-        """Return ranges of examples whose gradients may be written out together."""
+        """Return ranges of examples whose gradients may be materialized at once."""
         step = max(1, CACHE // max(1, self.shape.numel()))
         return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
 
 
-class WrittenOut(PerExample):
-    """Gradients that are there as numbers; `arrange` turns (examples, ...) into (examples, *shape)."""
+class Materialized(PerExample):
+    """Materialized gradients; `arrange` turns (examples, ...) into (examples, *shape)."""
 
     def __init__(
         self, values: Tensor, shape: torch.Size, arrange: Callable[[Tensor], Tensor] | None = None
@@ -111,14 +111,14 @@ class WrittenOut(PerExample):
             summed = weights @ as_rows(self.values)
             total += self._arrange(summed.view(1, *self.values.shape[1:]))[0]
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Take a slice."""
         values = self.values[first:last]
         return values.reshape(last - first, *self.shape) if self._arrange is None else self._arrange(values)
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite, in a copy."""
-        return WrittenOut(zero_rows(self.values, examples), self.shape, self._arrange)
+        return Materialized(zero_rows(self.values, examples), self.shape, self._arrange)
 
 
 class OuterProducts(PerExample):
@@ -141,10 +141,10 @@ class OuterProducts(PerExample):
         self.workspace = workspace or Workspace()
         self.arrange = arrange
         self._by_gram = self.positions > 1 and gram_is_cheaper(self.positions, *self.matrix)
-        self._kept: Tensor | None = None  # all of them written out, if there is room
+        self._kept: Tensor | None = None  # all of them, materialized, if there is room
 
     def squared_norms(self) -> Tensor:
-        """Take them without writing the products out, where that is cheaper."""
+        """Take them without materializing the products, where that is cheaper."""
         if self.positions == 1:
             return _outer_squared_norms(self.left[:, 0], self.right[:, 0])
         if self._by_gram:
@@ -166,7 +166,7 @@ class OuterProducts(PerExample):
                 summed = weights[first:last] @ values.flatten(1)
                 total += self._in_shape(summed.view(1, *self.matrix))[0]
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """One small matrix product per example."""
         return self._in_shape(torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last]))
 
@@ -233,7 +233,7 @@ class Lookups(PerExample):
         """Add to the rows used."""
         total.index_add_(0, self._row, self._values * weights[self._owner, None])
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Fill a table per example."""
         chosen = (self._owner >= first) & (self._owner < last)
         tables = self._values.new_zeros(last - first, *self.shape)
@@ -254,20 +254,20 @@ class Sum(PerExample):
         self.shape, self.batch_size = parts[0].shape, parts[0].batch_size
 
     def squared_norms(self) -> Tensor:
-        """Write the sum out, a chunk of examples at a time."""
-        return torch.cat([row_squared_norms(self.written_out(*chunk)) for chunk in self.in_chunks()])
+        """Materialize the sum, a chunk of examples at a time."""
+        return torch.cat([row_squared_norms(self.materialize(*chunk)) for chunk in self.in_chunks()])
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add the same numbers, in the same chunks, that the norms were taken of."""
         for first, last in self.in_chunks():
-            values = self.written_out(first, last)
+            values = self.materialize(first, last)
             total += (weights[first:last] @ as_rows(values)).view(self.shape)
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Add up the parts."""
-        total = self.parts[0].written_out(first, last)
+        total = self.parts[0].materialize(first, last)
         for part in self.parts[1:]:
-            total = total + part.written_out(first, last)
+            total = total + part.materialize(first, last)
         return total
 
     def zeroed(self, examples: Tensor) -> PerExample:
@@ -287,8 +287,8 @@ class _Rows(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         self.part.add_weighted_sum(weights, total[self.rows])
 
-    def written_out(self, first: int, last: int) -> Tensor:
-        part = self.part.written_out(first, last)
+    def materialize(self, first: int, last: int) -> Tensor:
+        part = self.part.materialize(first, last)
         whole = part.new_zeros(last - first, *self.shape)
         whole[:, self.rows] = part
         return whole
@@ -298,8 +298,8 @@ class _Rows(PerExample):
 
 
 def gram_is_cheaper(positions: int, rows: int, columns: int) -> bool:
-    """Whether norms by inner products of positions cost less than writing (rows, columns) out for each example."""
-    # Writing, reading and summing a number is worth some operations.
+    """Whether norms by inner products of positions cost less than materializing (rows, columns) per example."""
+    # To write, read and add a number is worth some operations.
     return positions**2 * (rows + columns) <= 16 * rows * columns
 
 
@@ -334,10 +334,10 @@ def positions(tensor: Tensor) -> Tensor:
     return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 
 
-def shift_gradient(output_gradient: Tensor) -> WrittenOut:
+def shift_gradient(output_gradient: Tensor) -> Materialized:
     """Return the gradient of something that was added to the last dimension."""
     gradient = accurate(output_gradient)
-    return WrittenOut(
+    return Materialized(
         gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1), gradient.shape[-1:]
     )
 

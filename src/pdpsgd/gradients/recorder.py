@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.gradients._torch import backward_pass, version_of
 from pdpsgd.gradients.per_example import PerExample, Workspace
 
-# From the gradient of a layer's output to each parameter's gradient per example.
+# From the gradient of a layer's output to each parameter's per-example gradients.
 Gradients = Callable[[Tensor], Iterable[tuple[Tensor, PerExample]]]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one layer, once its output's gradient is known."""
+    """A call of a layer, once its output's gradient is known."""
 
     site: Site
     inputs: Tensor
@@ -28,7 +29,7 @@ class Call:
 
     def check_inputs_unchanged(self) -> None:
         """Refuse activations that were overwritten after the layer used them."""
-        if _version(self.inputs) != self.version:
+        if version_of(self.inputs) != self.version:
             fail(
                 f"The input of {self.site.name} was changed in place after the layer used it, so its gradients "
                 "cannot be computed. Use an operation that is not in place, or change it after optimizer.step()."
@@ -36,7 +37,7 @@ class Call:
 
 
 class Recorder:
-    """Collects the calls of one backward pass; knows when a forward pass is to be recorded at all."""
+    """The calls of one backward pass, and whether a forward pass is recorded at all."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -51,12 +52,12 @@ class Recorder:
         self._backward = -1
 
     def active(self) -> bool:
-        """Only training passes are recorded."""
+        """Whether the running forward pass is recorded: only training passes are."""
         return torch.is_grad_enabled() and not self.paused and (self.module.training or self.forced)
 
     def receive(self, call: Call) -> None:
         """Keep a call whose output gradient has arrived."""
-        backward = torch._C._current_graph_task_id()
+        backward = backward_pass()
         if self.calls and backward != self._backward:
             raise PdpsgdError(
                 "Two backward passes without optimizer.step() in between. Call backward() once per batch, "
@@ -76,7 +77,7 @@ class Recorder:
 
 
 class Site:
-    """One instrumented module: the place where its calls are recorded."""
+    """An instrumented module: the place where its calls are recorded."""
 
     __slots__ = ("name", "recorder")
 
@@ -99,13 +100,13 @@ class Site:
                 f"Got shape {tuple(inputs.shape)}."
             )
 
-    def watch(self, outputs: Tensor, inputs: Tensor, gradients: Gradients) -> Tensor:
-        """Return `outputs`; when their gradient arrives it is recorded, with the inputs it belongs to.
+    def record(self, outputs: Tensor, inputs: Tensor, gradients: Gradients) -> Tensor:
+        """Return `outputs`, whose gradient is recorded when it arrives, with the inputs it belongs to.
 
         `outputs` must come from `inputs` and detached parameters, so that autograd itself computes the gradient of
         the inputs and nothing else.
         """
-        version = _version(inputs)
+        version = version_of(inputs)
 
         def receive(gradient: Tensor) -> None:
             self.recorder.receive(Call(self, inputs, version, gradients, gradient))
@@ -119,7 +120,7 @@ class Site:
 
 
 class _FirstLayer(torch.autograd.Function):
-    """Makes a tensor that nothing differentiable led to part of the graph, and tells its gradient."""
+    """Identity that makes a tensor nothing differentiable led to part of the graph, and records its gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, receive: Callable[[Tensor], None], outputs: list[Tensor]) -> Tensor:
@@ -131,7 +132,3 @@ class _FirstLayer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         ctx.receive(gradients[0])
         return None, None, None
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

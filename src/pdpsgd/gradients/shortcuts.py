@@ -1,4 +1,4 @@
-"""Ways to compute the same with less work, where it is plain that nobody looks at what lies between."""
+"""The same outputs with less work, where nobody sees what lies between: fused activations and poolings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from pdpsgd.gradients._torch import has_hooks
 from pdpsgd.gradients.native.dispatch import has_max_pool, max_pool
 from pdpsgd.gradients.rules.registry import runs_its_own_forward
 
@@ -63,17 +63,9 @@ def _in_place(module: nn.Module) -> bool:
 
 
 def _untouched(module: nn.Module | None) -> bool:
-    """Whether the module runs its class's forward and has no hooks, which might look at what it is given or gives."""
+    """Whether the module runs its class's forward, and no hooks see its inputs or outputs."""
     if module is None:
         return False
     stand_in = module.__dict__.get("forward")
-    return (
-        (runs_its_own_forward(module) or getattr(stand_in, "stands_in_for_own", False))
-        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
-        and not (
-            module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-        )
-    )
+    own = runs_its_own_forward(module) or getattr(stand_in, "stands_in_for_own", False)
+    return own and not has_hooks(module)

@@ -5,23 +5,21 @@ from __future__ import annotations
 from torch import nn
 
 from pdpsgd.errors import fail
+from pdpsgd.gradients._torch import BATCH_NORMS, INSTANCE_NORMS
 
-# The lazily initialised kinds are subclasses of these.
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
-_INSTANCE_NORMS = (nn.modules.instancenorm._InstanceNorm,)
 _TIME_FIRST = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def check_module(name: str, module: nn.Module) -> None:
     """Refuse a module that mixes examples, keeps statistics of them, or has the batch elsewhere than first."""
     place = f"{name or 'the model'} ({type(module).__name__})"
-    if isinstance(module, _INSTANCE_NORMS):
+    if isinstance(module, INSTANCE_NORMS):
         if module.track_running_stats:
             fail(
                 f"{place} keeps running statistics of the examples, which nothing protects. "
                 "Use track_running_stats=False."
             )
-    elif isinstance(module, _BATCH_NORMS):
+    elif isinstance(module, BATCH_NORMS):
         fail(
             f"{place} mixes the examples of a batch, so that no example has a gradient of its own. "
             f"Replace it, for example by nn.GroupNorm(num_groups, {module.num_features})."

@@ -1,11 +1,11 @@
-"""Several views of one example count as one: their gradients are averaged before anything is clipped."""
+"""Views (augmentation multiplicity): the gradients of an example's views are averaged before it is clipped."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pdpsgd.gradients.per_example import OuterProducts, PerExample, WrittenOut, as_rows, row_squared_norms
+from pdpsgd.gradients.per_example import Materialized, OuterProducts, PerExample, as_rows, row_squared_norms
 
 
 def over_views(gradient: PerExample, views: int) -> PerExample:
@@ -15,14 +15,14 @@ def over_views(gradient: PerExample, views: int) -> PerExample:
         left = gradient.left.reshape(-1, views * gradient.positions, gradient.left.shape[2])
         right = gradient.right.reshape(-1, views * gradient.positions, gradient.right.shape[2])
         return OuterProducts(left, right, gradient.shape, gradient.workspace, gradient.arrange)
-    if isinstance(gradient, WrittenOut):
-        rows = gradient.written_out(0, gradient.batch_size)
-        return WrittenOut(rows.reshape(-1, views, *gradient.shape).sum(1), gradient.shape)
+    if isinstance(gradient, Materialized):
+        rows = gradient.materialize(0, gradient.batch_size)
+        return Materialized(rows.reshape(-1, views, *gradient.shape).sum(1), gradient.shape)
     return OverViews(gradient, views)
 
 
 class OverViews(PerExample):
-    """The sum over views of gradients in whatever form, written out a few examples at a time."""
+    """The sum over views of gradients in any form, materialized a few examples at a time."""
 
     def __init__(self, part: PerExample, views: int) -> None:
         self.part, self.views = part, views
@@ -30,16 +30,16 @@ class OverViews(PerExample):
 
     def squared_norms(self) -> Tensor:
         """Of the sums."""
-        return torch.cat([row_squared_norms(self.written_out(*chunk)) for chunk in self.in_chunks()])
+        return torch.cat([row_squared_norms(self.materialize(*chunk)) for chunk in self.in_chunks()])
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add the same numbers, in the same chunks, that the norms were taken of."""
         for first, last in self.in_chunks():
-            total += (weights[first:last] @ as_rows(self.written_out(first, last))).view(self.shape)
+            total += (weights[first:last] @ as_rows(self.materialize(first, last))).view(self.shape)
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Sum over the views."""
-        rows = self.part.written_out(first * self.views, last * self.views)
+        rows = self.part.materialize(first * self.views, last * self.views)
         return rows.reshape(last - first, self.views, *self.shape).sum(1)
 
     def zeroed(self, examples: Tensor) -> PerExample:

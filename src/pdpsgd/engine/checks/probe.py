@@ -160,7 +160,7 @@ class _Probe:
         )
 
     def _alone(self, example: Any) -> Tensor:
-        with self.gradients.unwatched():
+        with self.gradients.uninstrumented():
             found = torch.autograd.grad(self._value(example), self.parameters, allow_unused=True)
         parts = zip(self.parameters, found, strict=True)
         return torch.cat(

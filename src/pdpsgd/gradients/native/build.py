@@ -1,4 +1,4 @@
-"""Compiles `native.c` on the machine it runs on, and keeps the result in the user's cache folder."""
+"""Compiles `kernels.c` on the machine it runs on, and keeps the result in the user's cache folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Calls of the compiled code, which is given each time: what it computes, on tensors that suit it.
 
-Whether tensors do, and whether the code is to be trusted, is asked in `native`.
+Whether tensors do, and whether the code is to be trusted, is asked in `dispatch`.
 """
 
 from __future__ import annotations

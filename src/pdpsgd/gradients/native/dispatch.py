@@ -1,8 +1,8 @@
-"""Compiled code for what holds a private step up: small convolutions, their gradients per example, max pooling, sums.
+"""Compiled code for the slowest parts of a step: small convolutions, their per-example gradients, pooling, sums.
 
-`native.c` is compiled the first time it is needed, in a few seconds at most, if the machine has a C compiler (`cc`,
+`kernels.c` is compiled the first time it is needed, in a few seconds at most, if the machine has a C compiler (`cc`,
 `gcc` or `clang`) and a processor with AVX2, and kept in the user's cache folder. Before it is used, its results are
-compared with PyTorch's own (`native_check`). Without a compiler, with other results, or with PDPSGD_NATIVE=0,
+compared with PyTorch's own (`self_check`). Without a compiler, with other results, or with PDPSGD_NATIVE=0,
 PyTorch's operations do the same, more slowly.
 """
 
@@ -15,10 +15,8 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack as _function_modes
-from torch.utils._device import DeviceContext
 
+from pdpsgd.gradients._torch import is_eager, runs_own_convolution
 from pdpsgd.gradients.native import build as compiling
 from pdpsgd.gradients.native import calls
 from pdpsgd.gradients.native.self_check import agrees_with_pytorch
@@ -28,8 +26,6 @@ LARGEST_KERNEL = 1 << 16
 LARGEST_KERNEL_TO_CONVOLVE = 1 << 13
 # Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
 MOST_POSITIONS = 1 << 12
-
-_CONV_FORWARD = nn.Conv2d._conv_forward
 
 
 def library() -> ctypes.CDLL | None:
@@ -47,7 +43,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("PDPSGD_NATIVE", "1") != "0" and os.name == "posix":
         try:
             code, digest = compiling.load()
-            _only_run()  # asks torch for what an old one may not know
+            is_eager()  # asks torch for what an old one may not know
             if agrees_with_pytorch(code):
                 return code, digest
         except Exception:  # whatever it is, training goes on without
@@ -93,10 +89,10 @@ def has_convolution(module: nn.Module, inputs: Tensor) -> bool:
         and module.out_channels % calls.LANES == 0
         and 0 < module.weight.numel() <= LARGEST_KERNEL_TO_CONVOLVE
         and min(calls.outputs_of(module, inputs)) > 0
-        and getattr(module._conv_forward, "__func__", None) is _CONV_FORWARD
+        and runs_own_convolution(module)
         and not torch.is_autocast_enabled("cpu")
         and library() is not None
-        and _only_run()
+        and is_eager()
     )
 
 
@@ -166,7 +162,7 @@ def has_max_pool(module: nn.Module, inputs: Tensor) -> bool:
         and inputs.is_contiguous(memory_format=torch.channels_last)
         and calls.pool_geometry(module, inputs) is not None
         and library() is not None
-        and _only_run()
+        and is_eager()
     )
 
 
@@ -197,17 +193,4 @@ def _has_numbers(tensor: Tensor) -> bool:
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not tensor.is_neg()
-    )
-
-
-def _only_run() -> bool:
-    """Whether PyTorch's operations are just run: nothing traces, transforms or intercepts them."""
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and (
-            torch._C._len_torch_function_stack() == 0
-            or all(isinstance(mode, DeviceContext) for mode in _function_modes())  # type: ignore[no-untyped-call]
-        )
     )

@@ -1,6 +1,6 @@
 /* What takes PyTorch's own operations longest: convolutions with small kernels and their gradients for each example, max
  * pooling, and sums over short rows. Images are laid out channels last: (examples, height, width, channels). Compiled,
- * checked and called by native.py; nothing here allocates what outlives a call. */
+ * checked and called by dispatch.py; nothing here allocates what outlives a call. */
 
 #include <immintrin.h>
 #include <stdint.h>

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pdpsgd.gradients._torch import without_dispatch_modes
 from pdpsgd.gradients.native import calls
 
 # Channels, output channels, kernel, stride, padding, dilation; channels, pooling.
@@ -35,9 +34,8 @@ _POOLINGS = (
 def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
     """Compare the compiled code with PyTorch's operations, on numbers of its own that disturb no seed."""
     numbers = torch.Generator().manual_seed(0)
-    intercepted = torch._C._len_torch_dispatch_stack() > 0
     with (
-        _disable_current_modes() if intercepted else nullcontext(),  # the former takes a second to get ready
+        without_dispatch_modes(),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),

@@ -1,20 +1,10 @@
-"""Per-layer rules: one function a layer.
+"""Rules for the per-example gradients of layers: one function per kind of layer.
 
-A rule computes what the layer computes, with its parameters taken out of autograd, and says what an example's
-gradient is once the gradient of the layer's output is known. A new layer is one function under `@rule_for`.
+A rule computes what the layer computes, with its parameters taken out of autograd, and says what the per-example
+gradients are once the gradient of the layer's output is known. A new layer is one function under `@rule_for`.
 """
 
 from pdpsgd.gradients.rules import attention, convolution, embedding, linear, normalization
-from pdpsgd.gradients.rules.registry import RULES, Rule, rule_for, rule_of
+from pdpsgd.gradients.rules.registry import rule_for
 
-__all__ = [
-    "RULES",
-    "Rule",
-    "attention",
-    "convolution",
-    "embedding",
-    "linear",
-    "normalization",
-    "rule_for",
-    "rule_of",
-]
+__all__ = ["attention", "convolution", "embedding", "linear", "normalization", "rule_for"]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.errors import fail
-from pdpsgd.gradients.per_example import Gradient, WrittenOut, accurate, detached
+from pdpsgd.gradients._torch import projects_at_once
+from pdpsgd.gradients.per_example import Gradient, Materialized, accurate, detached
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.linear import project
 from pdpsgd.gradients.rules.registry import rule_for
@@ -76,7 +77,7 @@ def _projections(
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, bias = module.embed_dim, module.in_proj_bias
     parts = (slice(0, width), slice(width, 2 * width), slice(2 * width, 3 * width))
-    if not module._qkv_same_embed_dim:
+    if not projects_at_once(module):
         separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         queries, keys, values = (
             project(site, inputs, weight, None) + _bias_part(site, bias, part, inputs)
@@ -132,7 +133,7 @@ def _raw(site: Site, parameter: Tensor, value: Tensor, rows: slice) -> Tensor:
     shape = parameter.shape if rows == slice(None) else value.shape[2:]
 
     def gradients(output_gradient: Tensor) -> Gradient:
-        written_out = WrittenOut(accurate(output_gradient).flatten(1), shape)
-        yield parameter, written_out.within(parameter.shape, rows)
+        materialized = Materialized(accurate(output_gradient).flatten(1), shape)
+        yield parameter, materialized.within(parameter.shape, rows)
 
-    return site.watch(value, value, gradients)
+    return site.record(value, value, gradients)

@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.errors import fail
+from pdpsgd.gradients._torch import apply_convolution, padding_amounts
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.native.calls import in_kernel_order
 from pdpsgd.gradients.per_example import (
     CACHE,
     Gradient,
+    Materialized,
     OuterProducts,
     PerExample,
     Workspace,
-    WrittenOut,
     accurate,
     detached,
     gram_is_cheaper,
@@ -36,7 +37,7 @@ STRETCH = 1024  # positions that are added up at once
 
 @rule_for(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
-    """Rule of nn.Conv1d, 2d and 3d, with whatever stride, padding, dilation and groups."""
+    """Rule of nn.Conv1d, 2d and 3d, with any stride, padding, dilation and groups."""
     inputs = site.batched(input)
     site.require_dimensions(inputs, module.weight.dim())
     weight, bias = detached(module.weight), detached(module.bias)
@@ -45,7 +46,7 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
     if site.recorder.channels_last and native.has_convolution(module, inputs):
         outputs = native.convolve(cast(nn.Conv2d, module), inputs, weight, bias)
     else:
-        outputs = module._conv_forward(inputs, weight, bias)
+        outputs = apply_convolution(module, inputs, weight, bias)
     geometry = _geometry(module)
 
     def gradients(output_gradient: Tensor) -> Gradient:
@@ -60,9 +61,9 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
                 kernel_gradient(module, accurate(inputs), accurate(output_gradient), site.recorder.workspace),
             )
         if module.bias is not None and module.bias.requires_grad:
-            yield module.bias, WrittenOut(position_sums(accurate(output_gradient)), module.bias.shape)
+            yield module.bias, Materialized(position_sums(accurate(output_gradient)), module.bias.shape)
 
-    return site.watch(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients)
 
 
 def _geometry(module: Convolution) -> tuple[object, ...]:
@@ -90,7 +91,7 @@ def position_sums(images: Tensor) -> Tensor:
 def kernel_gradient(
     module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
 ) -> PerExample:
-    """Return the kernel's gradient per example, in the form that is cheaper for its size."""
+    """Return the per-example gradients of the kernel, in the form that is cheaper for its size."""
     weight = module.weight
     positions, columns = math.prod(output_gradient.shape[2:]), math.prod(weight.shape[1:])
     if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], columns):
@@ -109,7 +110,7 @@ def kernel_gradient(
 
 
 class CompiledKernels(PerExample):
-    """Gradients of a kernel, written out by compiled code: (examples, kernel rows, out and columns)."""
+    """Gradients of a kernel, materialized by compiled code: (examples, kernel rows, out and columns)."""
 
     def __init__(
         self, module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
@@ -132,7 +133,7 @@ class CompiledKernels(PerExample):
             values = self._compute(first, last)[0] if self._kept is None else self._kept
             total += in_kernel_order(self._module, (weights[first:last] @ values)[None])[0]
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
         # A copy: the memory is used again.
         return in_kernel_order(self._module, self._compute(first, last)[0].clone())
@@ -160,7 +161,7 @@ class CompiledKernels(PerExample):
 
 
 class Kernels(PerExample):
-    """Gradients of a kernel, written out row by row: (rows, examples, groups, out, columns).
+    """Gradients of a kernel, materialized row by row: (rows, examples, groups, out, columns).
 
     A column is a place in the kernel's row and a channel. Where the stride divides the kernel's height, the rows that
     one stride skips count as one, so that there are fewer and larger matrix products.
@@ -207,7 +208,7 @@ class Kernels(PerExample):
             summed = self._arranged((weights[first:last] @ values.flatten(2))[:, None])[0]
             total.view(summed.shape).add_(summed)
 
-    def written_out(self, first: int, last: int) -> Tensor:
+    def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
         # A copy: the memory is used again.
         return self._arranged(self._rows(first, last).clone()).reshape(-1, *self.shape)
@@ -299,7 +300,7 @@ def _squared_norms(values: Tensor) -> Tensor:
 
 
 def _padded(module: Convolution, inputs: Tensor) -> Tensor:
-    amounts = module._reversed_padding_repeated_twice
+    amounts = padding_amounts(module)
     if not any(amounts):
         return inputs
     return F.pad(inputs, amounts, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)

@@ -22,4 +22,4 @@ def embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
         per_lookup = output_gradient.reshape(*lookups.shape, width)
         yield module.weight, Lookups(lookups, per_lookup, module.weight.shape, module.padding_idx)
 
-    return site.watch(outputs, rows, gradients)
+    return site.record(outputs, rows, gradients)

@@ -1,4 +1,4 @@
-"""The general rule: any module whose examples are independent, with a copy of its parameters for each example."""
+"""The general rule (vmap): any module, with a virtual copy of its parameters for each example."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.gradients.per_example import Gradient, WrittenOut, detached
+from pdpsgd.gradients._torch import pytree
+from pdpsgd.gradients.per_example import Gradient, Materialized, detached
 from pdpsgd.gradients.recorder import Site
 
 
-def any_module(site: Site, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def general_rule(
+    site: Site, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Run the module's `forward` on each example with that example's own (virtual) copy of the parameters.
 
-    The gradients of the copies are the gradients per example, whatever the module does inside, and whatever the
-    module's examples would have shared. Vectorised by torch.func.vmap where the module allows it, else a loop.
+    The gradients of the copies are the per-example gradients, for any computation inside the module.
+    Vectorized by torch.func.vmap where the module allows it, else a loop.
     """
     if any(_is_packed(leaf) for leaf in pytree.tree_leaves((args, kwargs), is_leaf=_is_packed)):
         fail(
@@ -94,10 +96,10 @@ class _Shell(nn.Module):
 
 def _copies(site: Site, parameter: nn.Parameter, batch: int) -> Tensor:
     def gradients(output_gradient: Tensor) -> Gradient:
-        yield parameter, WrittenOut(output_gradient, parameter.shape)
+        yield parameter, Materialized(output_gradient, parameter.shape)
 
     value = detached(parameter).expand(batch, *parameter.shape)
-    return site.watch(value, value, gradients)
+    return site.record(value, value, gradients)
 
 
 def _without_single(site: Site, output: Tensor) -> Tensor:

@@ -39,4 +39,4 @@ def project(
         if bias is not None and bias.requires_grad:
             yield bias, shift_gradient(output_gradient).within(bias.shape, rows)
 
-    return site.watch(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients)

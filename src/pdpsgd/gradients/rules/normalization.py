@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pdpsgd.gradients.per_example import Gradient, WrittenOut, accurate, detached
+from pdpsgd.gradients._torch import check_instance_norm_input
+from pdpsgd.gradients.per_example import Gradient, Materialized, accurate, detached
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 
@@ -25,7 +26,7 @@ def layer_norm(site: Site, module: nn.LayerNorm, input: Tensor) -> Tensor:
 
         yield from _affine(module, output_gradient, normalized, features_last=len(shape))
 
-    return site.watch(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients)
 
 
 @rule_for(nn.RMSNorm)
@@ -42,7 +43,7 @@ def rms_norm(site: Site, module: nn.RMSNorm, input: Tensor) -> Tensor:
 
         yield from _affine(module, output_gradient, normalized, features_last=len(shape))
 
-    return site.watch(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients)
 
 
 @rule_for(nn.GroupNorm)
@@ -56,15 +57,15 @@ def group_norm(site: Site, module: nn.GroupNorm, input: Tensor) -> Tensor:
             module, output_gradient, lambda: F.group_norm(accurate(inputs), groups, None, None, module.eps)
         )
 
-    return site.watch(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients)
 
 
 @rule_for(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm(site: Site, module: nn.InstanceNorm2d, input: Tensor) -> Tensor:
     """Rule of nn.InstanceNorm1d, 2d and 3d without running statistics (those were refused beforehand)."""
-    module._check_input_dim(input)
+    dimensions = check_instance_norm_input(module, input)
     inputs = site.batched(input)
-    site.require_dimensions(inputs, module._get_no_batch_dim() + 1)
+    site.require_dimensions(inputs, dimensions)
     outputs = F.instance_norm(
         inputs, None, None, detached(module.weight), detached(module.bias), True, 0.0, module.eps
     )
@@ -72,7 +73,7 @@ def instance_norm(site: Site, module: nn.InstanceNorm2d, input: Tensor) -> Tenso
     def gradients(output_gradient: Tensor) -> Gradient:
         yield from _affine(module, output_gradient, lambda: F.instance_norm(accurate(inputs), eps=module.eps))
 
-    return site.watch(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients)
 
 
 def _affine(
@@ -81,7 +82,7 @@ def _affine(
     normalized: Callable[[], Tensor],
     features_last: int | None = None,
 ) -> Gradient:
-    """Give the gradients of y = weight * normalized + bias.
+    """Yield the per-example gradients of y = weight * normalized + bias.
 
     The features are the last `features_last` dimensions, or else the second one.
     """
@@ -93,6 +94,6 @@ def _affine(
     weight, bias = module.weight, getattr(module, "bias", None)
     if isinstance(weight, nn.Parameter) and weight.requires_grad:
         products = gradient * normalized()
-        yield weight, WrittenOut(products.sum(shared) if shared else products, weight.shape)
+        yield weight, Materialized(products.sum(shared) if shared else products, weight.shape)
     if isinstance(bias, nn.Parameter) and bias.requires_grad:
-        yield bias, WrittenOut(gradient.sum(shared) if shared else gradient, bias.shape)
+        yield bias, Materialized(gradient.sum(shared) if shared else gradient, bias.shape)

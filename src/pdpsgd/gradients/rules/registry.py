@@ -1,4 +1,4 @@
-"""Which rule belongs to which layer."""
+"""The rules of layers: which kind of layer has which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 @dataclass(frozen=True)
 class Rule:
-    """How one kind of layer is computed and recorded.
+    """The way one kind of layer is computed and recorded.
 
     `apply(site, module, *args, **kwargs)` gives what the module's own forward gives. `parameters` are the names of
     the parameters it accounts for; a dotted name belongs to a submodule that the layer never calls.

@@ -1,0 +1,133 @@
+"""PyTorch's private APIs that per-example gradients need, in one place, as PyTorch 2.13 has them.
+
+PyTorch promises nothing about names with a leading underscore. No other module of this package uses one;
+`tests/gradients/test_torch_adapter.py` says by name which of them a release has changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+WRITTEN_FOR = "2.13"  # the release of PyTorch whose private names these are
+
+try:
+    from torch.nn.modules.module import _has_any_global_hook
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils import _pytree as pytree
+    from torch.utils._device import DeviceContext
+    from torch.utils._python_dispatch import _disable_current_modes
+except ImportError as missing:
+    raise ImportError(
+        f"Expected PyTorch {WRITTEN_FOR} or one like it. Got {torch.__version__}, which changed a private name that "
+        f"per-example gradients need: {missing}. Install torch=={WRITTEN_FOR}."
+    ) from missing
+
+__all__ = [
+    "BATCH_NORMS",
+    "INSTANCE_NORMS",
+    "WRITTEN_FOR",
+    "apply_convolution",
+    "backward_pass",
+    "check_instance_norm_input",
+    "has_hooks",
+    "is_eager",
+    "padding_amounts",
+    "projects_at_once",
+    "pytree",
+    "runs_own_convolution",
+    "version_of",
+    "without_dispatch_modes",
+]
+
+# The base classes, lazily initialized kinds included.
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+INSTANCE_NORMS = (nn.modules.instancenorm._InstanceNorm,)
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+# Autograd ----------------------------------------------------------------------------------------------------------
+
+
+def backward_pass() -> int:
+    """Return the number of the backward pass that is running; -1 outside of one."""
+    return torch._C._current_graph_task_id()
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often the tensor was changed in place; -1 where nobody counts (inference mode)."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+# Modes -------------------------------------------------------------------------------------------------------------
+
+
+def is_eager() -> bool:
+    """Whether operations are simply executed: nothing traces, transforms or intercepts them."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and (
+            torch._C._len_torch_function_stack() == 0
+            or all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+        )
+    )
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """Return a context in which no dispatch mode intercepts operations."""
+    # Switching modes off takes a second to get ready: only where there is one.
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
+# Modules -----------------------------------------------------------------------------------------------------------
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks, of this module or of all modules, see its inputs, outputs or their gradients."""
+    return any(
+        (
+            _has_any_global_hook(),  # type: ignore[no-untyped-call]
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    )
+
+
+def apply_convolution(module: Convolution, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply the module's own convolution with this weight and bias."""
+    outputs: Tensor = module._conv_forward(inputs, weight, bias)
+    return outputs
+
+
+def runs_own_convolution(module: nn.Conv2d) -> bool:
+    """Whether nobody has replaced the function by which the module convolves."""
+    return getattr(module._conv_forward, "__func__", None) is _CONV_FORWARD
+
+
+_CONV_FORWARD = nn.Conv2d._conv_forward
+
+
+def padding_amounts(module: Convolution) -> list[int]:
+    """Return the padding of a convolution as F.pad expects it: both ends, the last dimension first."""
+    return list(module._reversed_padding_repeated_twice)
+
+
+def check_instance_norm_input(module: nn.Module, inputs: Tensor) -> int:
+    """Check the input as the module itself does, and return how many dimensions a batch of examples has."""
+    assert isinstance(module, INSTANCE_NORMS)
+    module._check_input_dim(inputs)  # type: ignore[no-untyped-call]
+    return int(module._get_no_batch_dim()) + 1  # type: ignore[no-untyped-call]
+
+
+def projects_at_once(module: nn.MultiheadAttention) -> bool:
+    """Whether queries, keys and values share one projection matrix."""
+    return bool(module._qkv_same_embed_dim)

@@ -1,0 +1,192 @@
+"""PyTorch's private APIs: behind one adapter, and still what it was written for."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pdpsgd.gradients
+from pdpsgd.gradients import _torch as adapter
+
+
+class Counting(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def backward_passes_have_numbers_of_their_own() -> bool:
+    seen = []
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        product = weight * 2
+        product.register_hook(lambda gradient: seen.append(adapter.backward_pass()))
+        (product * 3).sum().backward()
+    return adapter.backward_pass() == -1 and len(set(seen)) == 2 and min(seen) >= 0
+
+
+def changes_in_place_are_counted() -> bool:
+    tensor = torch.zeros(2)
+    before = adapter.version_of(tensor)
+    tensor.add_(1)
+    with torch.inference_mode():
+        uncounted = adapter.version_of(torch.zeros(2))
+    return adapter.version_of(tensor) == before + 1 and uncounted == -1
+
+
+def modes_and_transforms_are_seen() -> bool:
+    found = []
+
+    def look(value: torch.Tensor) -> torch.Tensor:
+        found.append(adapter.is_eager())
+        return value
+
+    nothing = torch.zeros(2)
+    torch.func.vmap(look)(nothing)
+    with torch.autograd.forward_ad.dual_level():
+        look(nothing)
+    with Counting():
+        look(nothing)
+    with torch.overrides.TorchFunctionMode():
+        look(nothing)
+    with torch.device("cpu"):
+        on_device = adapter.is_eager()
+    return adapter.is_eager() and on_device and found == [False] * 4
+
+
+def dispatch_modes_can_be_switched_off() -> bool:
+    with Counting() as mode:
+        with adapter.without_dispatch_modes():
+            torch.zeros(2).add(1)
+            inside = mode.calls
+        torch.zeros(2).add(1)
+    with adapter.without_dispatch_modes():  # nothing to switch off
+        torch.zeros(2)
+    return inside == 0 and mode.calls > 0
+
+
+def hooks_are_seen() -> bool:
+    found = [adapter.has_hooks(nn.ReLU())]
+    for register in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        module = nn.ReLU()
+        getattr(module, f"register_{register}")(lambda *_: None)
+        found.append(adapter.has_hooks(module))
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    found.append(adapter.has_hooks(nn.ReLU()))
+    handle.remove()
+    return found == [False, *[True] * 5]
+
+
+def convolutions_take_another_weight() -> bool:
+    module, images, weight = nn.Conv2d(2, 3, 3, padding=1), torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    wanted = nn.functional.conv2d(images, weight, None, padding=1)
+    return torch.equal(adapter.apply_convolution(module, images, weight, None), wanted)
+
+
+def replaced_convolutions_are_seen() -> bool:
+    module, replaced = nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)
+    replaced._conv_forward = lambda *_: torch.zeros(1)  # type: ignore[method-assign]
+    return adapter.runs_own_convolution(module) and not adapter.runs_own_convolution(replaced)
+
+
+def padding_is_for_the_last_dimension_first() -> bool:
+    same = nn.Conv2d(1, 1, (2, 3), padding="same")
+    return adapter.padding_amounts(nn.Conv2d(1, 1, 3, padding=(1, 2))) == [2, 2, 1, 1] and (
+        adapter.padding_amounts(same) == [1, 1, 0, 1]
+    )
+
+
+def instance_norms_check_their_input() -> bool:
+    with pytest.raises(ValueError):
+        adapter.check_instance_norm_input(nn.InstanceNorm2d(3), torch.zeros(1, 2))
+    dimensions = adapter.check_instance_norm_input(nn.InstanceNorm2d(3), torch.zeros(1, 3, 4, 4))
+    return dimensions == 4
+
+
+def attention_says_how_it_projects() -> bool:
+    return adapter.projects_at_once(nn.MultiheadAttention(4, 2)) and not adapter.projects_at_once(
+        nn.MultiheadAttention(4, 2, kdim=3)
+    )
+
+
+def normalizations_have_their_bases() -> bool:
+    batch = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.LazyBatchNorm2d)
+    instance = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LazyInstanceNorm2d)
+    return all(issubclass(kind, adapter.BATCH_NORMS) for kind in batch) and all(
+        issubclass(kind, adapter.INSTANCE_NORMS) for kind in instance
+    )
+
+
+def trees_are_flattened_and_built_again() -> bool:
+    tree = {"a": [torch.zeros(1), 2], "b": (None,)}
+    leaves, structure = adapter.pytree.tree_flatten(tree)
+    doubled = adapter.pytree.tree_map_only(int, lambda number: 2 * number, tree)
+    return (
+        len(leaves) == len(adapter.pytree.tree_leaves(tree)) == 3
+        and adapter.pytree.tree_unflatten(leaves, structure) == tree
+        and doubled["a"][1] == 4
+    )
+
+
+PRIVATE_APIS: dict[str, Callable[[], bool]] = {
+    "torch._C._current_graph_task_id": backward_passes_have_numbers_of_their_own,
+    "Tensor._version": changes_in_place_are_counted,
+    "torch._C mode stacks, forward_ad._current_level, DeviceContext": modes_and_transforms_are_seen,
+    "torch.utils._python_dispatch._disable_current_modes": dispatch_modes_can_be_switched_off,
+    "_has_any_global_hook, Module._forward_hooks and the like": hooks_are_seen,
+    "Conv2d._conv_forward": convolutions_take_another_weight,
+    "Conv2d._conv_forward as a method": replaced_convolutions_are_seen,
+    "Conv2d._reversed_padding_repeated_twice": padding_is_for_the_last_dimension_first,
+    "InstanceNorm2d._check_input_dim, _get_no_batch_dim": instance_norms_check_their_input,
+    "MultiheadAttention._qkv_same_embed_dim": attention_says_how_it_projects,
+    "_BatchNorm, _InstanceNorm": normalizations_have_their_bases,
+    "torch.utils._pytree": trees_are_flattened_and_built_again,
+}
+
+
+@pytest.mark.parametrize("api", PRIVATE_APIS)
+def test_a_private_api_is_what_the_adapter_was_written_for(api: str) -> None:
+    changed = (
+        f"PyTorch {torch.__version__} changed {api}: gradients/_torch.py was written for {adapter.WRITTEN_FOR}. "
+        "Adapt it there, and raise WRITTEN_FOR."
+    )
+    try:
+        as_before = PRIVATE_APIS[api]()
+    except (AttributeError, TypeError, RuntimeError, AssertionError) as error:
+        pytest.fail(f"{changed} ({error!r})")
+    assert as_before, changed
+
+
+def test_no_other_module_uses_a_private_name_of_pytorch() -> None:
+    folder = Path(inspect.getfile(pdpsgd.gradients)).parent
+    found = [
+        f"{path.relative_to(folder)}:{node.lineno}"
+        for path in folder.rglob("*.py")
+        if path.name != "_torch.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if _is_private(node)
+    ]
+    assert found == []
+
+
+def _is_private(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        module = (node.module or "").split(".")
+        return module[0] == "torch" and any(
+            name.startswith("_") for name in (*module, *(alias.name for alias in node.names))
+        )
+    if isinstance(node, ast.Import):
+        return any("._" in alias.name for alias in node.names if alias.name.startswith("torch"))
+    if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+        return not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    return False
