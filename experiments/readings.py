@@ -51,7 +51,7 @@ def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
         )
         supposed = (*supposed, Exposure(1.0, rate, sigma, r.steps))
         rounds.append(replace(r, noise_multiplier=sigma))
-    return _with_what_is_provable(replace(planned, rounds=tuple(rounds)))
+    return replace(planned, rounds=tuple(rounds))
 
 
 def _with_weighted_batches(planned: Plan, batch_size: float) -> Plan:
@@ -80,16 +80,19 @@ def _with_weighted_batches(planned: Plan, batch_size: float) -> Plan:
             )
         )
         left = np.maximum(left - tau * np.array(r.participation), 0.0)
-    return _with_what_is_provable(replace(planned, rounds=tuple(rounds)))
+    return replace(planned, rounds=tuple(rounds))
 
 
-def _with_what_is_provable(planned: Plan) -> Plan:
-    """State what is provable for anybody: whatever the coins, nobody is in more than all of the rounds."""
+def provable_for_anybody(planned: Plan) -> float:
+    """What is provable for anybody, whatever the coins: nobody is in more than all of the rounds."""
     by, delta = accountant(planned.accountant), planned.levels[0].delta
     worst = tuple(Exposure(1.0, max(r.sample_rates), r.noise_multiplier, r.steps) for r in planned.rounds)
-    provable = by.epsilon(worst, delta)
-    levels = (replace(level, provable_epsilon=provable, provable_delta=delta) for level in planned.levels)
-    return replace(planned, levels=tuple(levels))
+    return by.epsilon(worst, delta)
+
+
+def keeps_thresholds(reading: str | None) -> bool:
+    """Whether each round still costs at most its threshold, as the plan's own claims suppose."""
+    return reading in (None, "epochs")
 
 
 def _in_turn(*changes: Callable[[Plan, float], Plan]) -> Callable[[Plan, float], Plan]:

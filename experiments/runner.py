@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 from experiments.inputs import data_of, model_of
 from experiments.record import Record
 from experiments.settings import Setting
-from experiments.systems import plan_of
+from experiments.systems import plan_of, published_of
+from pdpsgd.planning.as_published import BOOKKEEPING, Claim
 from pdpsgd.planning.plans import Plan
 from pdpsgd.training.augmentation import Shifts
 from pdpsgd.training.fitting import fit
@@ -62,7 +63,7 @@ def run(setting: Setting, seed: int, *, progress: bool = False) -> dict[str, Any
     commit = commit_of_this_code()  # asked before training: the clone may move on meanwhile
     train, test = data_of(setting)
     budgets = setting.population.budgets(len(train[1]), shuffle=seed)
-    planned = _plan(setting, len(train[1]), seed)
+    planned, claimed = _plan(setting, len(train[1]), seed)
     torch.manual_seed(seed)
     model = model_of(setting)
     began, busy = time.monotonic(), time.process_time()
@@ -94,7 +95,7 @@ def run(setting: Setting, seed: int, *, progress: bool = False) -> dict[str, Any
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": dict(result.versions),
         "commit": commit,
-        "levels": summary_of_levels(planned),
+        "levels": summary_of_levels(planned, claimed),
         "rounds": [
             {
                 "steps": r.steps,
@@ -147,21 +148,21 @@ def commit_of_this_code() -> str | None:
     return described.stdout.strip() or None
 
 
-def summary_of_levels(planned: Plan) -> list[dict[str, Any]]:
-    """Promised and proven epsilon, one entry for each budget.
+def summary_of_levels(planned: Plan, claimed: Sequence[Claim] = ()) -> list[dict[str, Any]]:
+    """Promised and proven epsilon, one entry for each budget; `claimed` has what as-published plans have instead.
 
     As-published plans have a level for every history of draws, which is sensitive: people of one budget are
     put together, and the worst of them counts.
     """
     summary: dict[tuple[float, float], dict[str, Any]] = {}
-    for level in planned.levels:
+    for index, level in enumerate(planned.levels):
         entry = summary.setdefault(
             (level.epsilon, level.delta),
             {"epsilon": level.epsilon, "delta": level.delta, "people": 0, "proven_epsilon": None},
         )
         entry["people"] += level.people
-        for name in ("proven_epsilon", "claimed_epsilon", "provable_epsilon", "provable_delta"):
-            value = getattr(level, name)
+        figures = {"proven_epsilon": level.proven_epsilon, **(asdict(claimed[index]) if claimed else {})}
+        for name, value in figures.items():
             if value is not None:
                 entry[name] = max(value, entry.get(name) or 0.0)
     return list(summary.values())
@@ -174,7 +175,7 @@ def _sound_plan(setting: Setting, people: int) -> Plan:
     return replace(made, roster=None)
 
 
-def _plan(setting: Setting, people: int, seed: int) -> Plan:
-    if setting.bookkeeping == "as-published":
-        return plan_of(setting, setting.population.budgets(people, shuffle=seed), seed=seed)
-    return _sound_plan(setting, people)
+def _plan(setting: Setting, people: int, seed: int) -> tuple[Plan, tuple[Claim, ...]]:
+    if setting.bookkeeping == BOOKKEEPING:
+        return published_of(setting, setting.population.budgets(people, shuffle=seed), seed=seed)
+    return _sound_plan(setting, people), ()

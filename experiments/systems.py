@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.readings import READINGS
+from experiments.readings import READINGS, keeps_thresholds, provable_for_anybody
 from experiments.settings import Setting
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_one_of, fail
+from pdpsgd.planning.as_published import BOOKKEEPING, Claim, claims, plan_as_published
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
 from pdpsgd.planning.planner import plan, prove
 from pdpsgd.planning.plans import Plan
@@ -43,8 +44,13 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
         return _uniform_rounds(setting, budgets, sorted(set(edges.tolist())))
     if setting.system not in MECHANISMS:
         fail(f"Expected a system out of {', '.join(SYSTEMS)}. Got {setting.system!r}.")
-    published = setting.bookkeeping == "as-published"
-    made = plan(
+    if setting.bookkeeping == BOOKKEEPING:
+        return published_of(setting, budgets, seed=seed)[0]
+    if setting.reading is not None:
+        fail(
+            f"Expected as-published bookkeeping with another reading of the paper. Got {setting.bookkeeping!r}."
+        )
+    return plan(
         budgets,
         setting.system,
         steps=recipe.steps,
@@ -55,17 +61,45 @@ def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
         rounds=recipe.rounds,
         weights=setting.weights,
         loss=setting.loss,
-        bookkeeping=setting.bookkeeping,
-        seed=seed if published else None,
     )
+
+
+def published_of(setting: Setting, budgets: Budgets, *, seed: int) -> tuple[Plan, tuple[Claim, ...]]:
+    """An as-published plan, and beside it what the paper would claim for each level and what is provable."""
+    made = _as_published(setting, budgets, seed)
+    found = claims(made.levels, made.rounds)
     if setting.reading is None:
-        return made
+        return made, found
     check_one_of(tuple(READINGS), reading=setting.reading)
-    if not published:
-        fail(
-            f"Expected as-published bookkeeping with another reading of the paper. Got {setting.bookkeeping!r}."
+    made = READINGS[setting.reading](made, setting.recipe.batch_size)
+    if not keeps_thresholds(setting.reading):
+        provable = provable_for_anybody(made)
+        found = tuple(
+            replace(c, provable_epsilon=provable, provable_delta=made.levels[0].delta) for c in found
         )
-    return READINGS[setting.reading](made, recipe.batch_size)
+    return made, found
+
+
+def _as_published(setting: Setting, budgets: Budgets, seed: int) -> Plan:
+    recipe = setting.recipe
+    if recipe.steps is not None and recipe.noise_multiplier is not None:
+        fail(
+            "Expected steps or a noise multiplier: one follows from the other. "
+            f"Got {recipe.steps} and {recipe.noise_multiplier}."
+        )
+    return plan_as_published(
+        budgets,
+        setting.system,
+        steps=1000 if recipe.steps is None else recipe.steps,
+        batch_size=recipe.batch_size,
+        accountant=setting.accountant,
+        seed=seed,
+        max_grad_norm=recipe.max_grad_norm,
+        rounds=recipe.rounds,
+        noise_multiplier=recipe.noise_multiplier,
+        weights=setting.weights,
+        loss=setting.loss,
+    )
 
 
 def _uniform_rounds(setting: Setting, budgets: Budgets, edges: list[float], last: float = np.inf) -> Plan:

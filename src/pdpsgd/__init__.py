@@ -1,6 +1,6 @@
 """Train PyTorch models so that every person gets the privacy they asked for.
 
-`Budgets` says what each person allows, `plan` draws up a plan that provably keeps it, `fit` or
+`Budgets` says what each person allows, `plan` computes a plan that provably keeps it, `fit` or
 `PrivacyEngine` trains by it. Planning needs no torch; what trains is loaded when it is first used.
 """
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.budgets import Budgets
-from pdpsgd.errors import PdpsgdError
+from pdpsgd.errors import PdpsgdError, PromiseBroken
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
 
@@ -28,6 +28,7 @@ __all__ = [
     "PdpsgdError",
     "Plan",
     "PrivacyEngine",
+    "PromiseBroken",
     "Round",
     "TrainingResult",
     "compare",
@@ -50,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name in _LOADED_ON_USE:
         return getattr(import_module(_LOADED_ON_USE[name]), name)
     raise AttributeError(f"module 'pdpsgd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,6 +15,10 @@ class PdpsgdError(ValueError):
     """
 
 
+class PromiseBroken(PdpsgdError):
+    """A plan that would spend more privacy loss than it promises, or that claims less than the truth."""
+
+
 def fail(message: str) -> NoReturn:
     """Raise the project's error; reads well at the end of an expression."""
     raise PdpsgdError(message)

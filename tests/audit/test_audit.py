@@ -20,6 +20,7 @@ from pdpsgd.audit.auditing import Subject, audit
 from pdpsgd.audit.result import AuditResult
 from pdpsgd.audit.subjects import plan_and_settings
 from pdpsgd.cli.audit import audit as command
+from pdpsgd.planning.as_published import plan_as_published
 from pdpsgd.planning.plans import Plan
 from pdpsgd.reporting.charts.audit import membership_curves, proven_against_measured
 
@@ -117,24 +118,18 @@ def test_an_audit_repeats_with_its_seed(made):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("make", "options"),
     [
-        {"mechanism": "adapdp", "rounds": 3},
-        {"mechanism": "idp-scale"},
-        {"mechanism": "pdp-sgd-exact", "rounds": 3, "drawn": "round"},
-        {
-            "mechanism": "pdp-sgd-fixed",
-            "rounds": 3,
-            "drawn": "round",
-            "bookkeeping": "as-published",
-            "seed": 1,
-        },
+        (plan, {"mechanism": "adapdp", "rounds": 3}),
+        (plan, {"mechanism": "idp-scale"}),
+        (plan, {"mechanism": "pdp-sgd-exact", "rounds": 3, "drawn": "round"}),
+        (plan_as_published, {"mechanism": "pdp-sgd-fixed", "rounds": 3, "seed": 1}),
     ],
     ids=["fresh models", "clip scales", "drawn once a round", "as published"],
 )
-def test_every_kind_of_plan_can_be_audited(options):
+def test_every_kind_of_plan_can_be_audited(make, options):
     """Correct training passes; each kind of false alarm has a chance of 1e-6."""
-    made = plan(Budgets(np.repeat([0.5, 1.0, 4.0], 50)), steps=30, batch_size=20, **options)
+    made = make(Budgets(np.repeat([0.5, 1.0, 4.0], 50)), steps=30, batch_size=20, **options)
     outcome = audit(made, canaries=60, seed=1, false_alarm_rate=1e-6, significance=1e-6)
     assert outcome.passed, outcome.alarms
 

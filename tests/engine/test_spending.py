@@ -54,10 +54,10 @@ def test_a_forfeited_step_is_spent(private):
 
 
 def test_a_plan_that_tells_who_was_drawn_is_marked(private, helpers):
-    plan = replace(helpers.plan(), bookkeeping="as-published")
+    plan = replace(helpers.plan(), not_for_release="It tells who is in which round.")
     run = private(plan=plan, seed=None)
     assert "not for release" in run.engine.release_note
-    assert "as-published" in run.engine.release_note
+    assert "who is in which round" in run.engine.release_note
 
 
 def unproven(plan, *, epsilon):

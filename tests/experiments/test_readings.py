@@ -21,13 +21,13 @@ from experiments.studies import (
     network_settings,
     table_1_settings,
 )
-from experiments.systems import plan_of
+from experiments.systems import plan_of, published_of
 from experiments.tables import networks, table_1
 from pdpsgd.accounting import Exposure
 from pdpsgd.accounting.registry import accountant
-from pdpsgd.errors import PdpsgdError
+from pdpsgd.errors import PdpsgdError, PromiseBroken
+from pdpsgd.planning.as_published import verify
 from pdpsgd.planning.plans import Plan
-from pdpsgd.planning.verification import PromiseBroken
 
 PEOPLE = 3_000
 TEN_ROUNDS = Setting(
@@ -53,7 +53,7 @@ def test_rounds_by_epochs_are_as_long_as_those_drawn_are_many() -> None:
     ]
     for r, size in zip(epochs.rounds, sizes, strict=True):
         assert r.steps == pytest.approx(even.steps * size / sum(sizes), abs=1)
-    epochs.verify()  # each round still costs its threshold
+    verify(epochs)  # each round still costs its threshold
 
 
 @pytest.mark.parametrize("reading", [name for name in READINGS if "sum" in name])
@@ -65,11 +65,14 @@ def test_noise_for_the_sum_of_thresholds_spends_it_by_its_own_account_alone(read
     total = sum(r.threshold or 0.0 for r in made.rounds)
     assert 0.98 * total < by.epsilon(supposed, delta) <= total
     real = tuple(Exposure(1.0, max(r.sample_rates), r.noise_multiplier, r.steps) for r in made.rounds)
-    for level in made.levels:
-        assert level.provable_epsilon == pytest.approx(by.epsilon(real, delta))
-        assert (level.provable_epsilon or 0.0) > level.epsilon
+    setting = replace(TEN_ROUNDS, reading=reading)
+    same, claims = published_of(setting, setting.population.budgets(PEOPLE, shuffle=0), seed=0)
+    assert same == made
+    for level, claim in zip(made.levels, claims, strict=True):
+        assert claim.provable_epsilon == pytest.approx(by.epsilon(real, delta))
+        assert claim.provable_epsilon > level.epsilon
     with pytest.raises(PromiseBroken):
-        made.verify()
+        verify(made)
 
 
 def test_weighted_batches_draw_from_everybody_with_something_left_by_what_is_left() -> None:

@@ -30,7 +30,7 @@ from experiments.studies import (
     noise_settings,
     table_1_settings,
 )
-from experiments.systems import SYSTEMS, plan_of
+from experiments.systems import SYSTEMS, plan_of, published_of
 from experiments.tables import PAGES
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.models.standardization import standardised_images
@@ -150,8 +150,8 @@ def test_a_run_that_is_on_record_is_not_done_again(tmp_path: Path) -> None:
 
 def test_as_published_records_state_the_larger_bound_and_tell_nobody_who_was_drawn() -> None:
     setting = small("pdp-sgd-adaptive", bookkeeping="as-published", accountant="rdp")
-    made = plan_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
-    levels = runner.summary_of_levels(made)
+    made, claims = published_of(setting, setting.population.budgets(1437, shuffle=0), seed=0)
+    levels = runner.summary_of_levels(made, claims)
     assert len(made.levels) > len(levels) == 4
     assert all(level["proven_epsilon"] is None for level in levels)
     assert all(level["claimed_epsilon"] <= level["epsilon"] for level in levels)

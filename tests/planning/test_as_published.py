@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from pdpsgd import Budgets, PdpsgdError, Plan, plan
-from pdpsgd.planning.verification import PromiseBroken
+from pdpsgd import Budgets, PdpsgdError, Plan, PromiseBroken
+from pdpsgd.planning.as_published import claims, plan_as_published, verify
 
 
 @pytest.mark.parametrize("mechanism", ["sampling", "adapdp", "pdp-sgd-fixed", "pdp-sgd-adaptive"])
 def test_as_published_plans_say_what_the_paper_claims_and_what_is_provable(mechanism: str) -> None:
     budgets = Budgets.exponential(2000)
-    made = plan(budgets, mechanism, steps=200, batch_size=64, rounds=3, bookkeeping="as-published", seed=1)
-    assert made.sensitive
-    assert '"sensitive"' in made.to_json()
-    for level in made.levels:
+    made = plan_as_published(budgets, mechanism, steps=200, batch_size=64, rounds=3, seed=1)
+    assert made.not_for_release
+    assert '"not_for_release"' in made.to_json()
+    assert '"bookkeeping": "as-published"' in made.to_json()
+    for level, claim in zip(made.levels, claims(made.levels, made.rounds), strict=True):
         assert level.proven_epsilon is None
-        assert level.claimed_epsilon <= level.epsilon
-        assert level.provable_epsilon <= level.epsilon + max(r.threshold for r in made.rounds)
-        assert level.provable_delta == pytest.approx(level.delta * len(made.rounds), rel=0.5)
+        assert claim.claimed_epsilon <= level.epsilon
+        assert claim.provable_epsilon <= level.epsilon + max(r.threshold for r in made.rounds)
+        assert claim.provable_delta == pytest.approx(level.delta * len(made.rounds), rel=0.5)
     assert all(set(r.participation) <= {0.0, 1.0} for r in made.rounds)
     assert (
         Plan.from_json(made.to_json()).level_of_person(budgets).tolist()
         == made.level_of_person(budgets).tolist()
     )
+    with pytest.raises(PdpsgdError, match="not for release: As published, only people in a round pay"):
+        made.verify()
     if len(made.rounds) > 1:
-        assert not made.verify().kept
+        found = verify(made)
+        assert any(c.provable_epsilon > x.epsilon for c, x in zip(found, made.levels, strict=True))
 
 
 def test_a_tampered_as_published_plan_is_refused() -> None:
-    made = plan(
-        Budgets.exponential(500),
-        "pdp-sgd-fixed",
-        steps=50,
-        batch_size=20,
-        rounds=3,
-        bookkeeping="as-published",
-        seed=1,
+    made = plan_as_published(
+        Budgets.exponential(500), "pdp-sgd-fixed", steps=50, batch_size=20, rounds=3, seed=1
     )
     document = json.loads(made.to_json())
     rates = document["rounds"][0]["sample_rates"]
@@ -47,36 +46,53 @@ def test_a_tampered_as_published_plan_is_refused() -> None:
     rates[last] = 1.0
     document["rounds"][0]["expected_batch_size"] += added
     with pytest.raises(PromiseBroken, match="is below what the round costs"):
-        Plan.from_json(json.dumps(document))
+        verify(Plan.from_json(json.dumps(document)))
 
 
 def test_as_published_coins_follow_the_seed() -> None:
     budgets = Budgets.exponential(500)
-    options = {"steps": 50, "batch_size": 20, "rounds": 2, "bookkeeping": "as-published"}
-    one, same, other = (plan(budgets, "pdp-sgd-fixed", seed=s, **options) for s in (1, 1, 2))
+    options = {"steps": 50, "batch_size": 20, "rounds": 2}
+    one, same, other = (plan_as_published(budgets, "pdp-sgd-fixed", seed=s, **options) for s in (1, 1, 2))
     assert one == same
     assert one != other
 
 
 def test_given_noise_1_3_the_published_steps_are_of_the_papers_order() -> None:
-    made = plan(
-        Budgets.exponential(60_000),
-        "sampling",
-        noise_multiplier=1.3,
-        batch_size=64,
-        bookkeeping="as-published",
-        seed=0,
+    made = plan_as_published(
+        Budgets.exponential(60_000), "sampling", noise_multiplier=1.3, batch_size=64, seed=0
     )
     assert 20_000 < made.steps < 45_000
 
 
 def test_given_noise_published_rounds_end_where_not_one_step_at_it_is_left() -> None:
-    given = {"batch_size": 64, "bookkeeping": "as-published", "accountant": "rdp", "seed": 0}
-    made = plan(Budgets.exponential(60_000), "adapdp", noise_multiplier=1.3, **given)
+    given = {"batch_size": 64, "accountant": "rdp", "seed": 0}
+    made = plan_as_published(Budgets.exponential(60_000), "adapdp", noise_multiplier=1.3, **given)
     # The paper's table 2 has 72,908 parameters for AdaPDP, 1.92 models of 38,009.
     assert len(made.rounds) == 2
     assert all(r.noise_multiplier == 1.3 for r in made.rounds)
     with pytest.raises(PdpsgdError, match="somebody who allows more than"):
-        plan(Budgets([1e-3] * 100), "adapdp", noise_multiplier=1.3, **given)
+        plan_as_published(Budgets([1e-3] * 100), "adapdp", noise_multiplier=1.3, **given)
     with pytest.raises(PdpsgdError, match=r"at which the budgets pay for a step\. Got 0\.3"):
-        plan(Budgets.exponential(60_000), "adapdp", noise_multiplier=0.3, **given)
+        plan_as_published(Budgets.exponential(60_000), "adapdp", noise_multiplier=0.3, **given)
+
+
+def test_files_of_version_0_1_0_are_read_and_marked() -> None:
+    made = plan_as_published(Budgets.exponential(200), "adapdp", steps=50, batch_size=20, rounds=2, seed=1)
+    document = json.loads(made.to_json())
+    del document["not_for_release"]
+    for level in document["levels"]:
+        level |= {"claimed_epsilon": 0.5, "provable_epsilon": 1.2, "provable_delta": 2e-5}
+    assert "as-published" in Plan.from_json(json.dumps(document)).not_for_release
+    document["sensitive"] = "This file tells who was drawn in which round."
+    older = Plan.from_json(json.dumps(document))
+    assert older.not_for_release == "This file tells who was drawn in which round."
+    assert (older.levels, older.rounds) == (made.levels, made.rounds)
+
+
+def test_a_plan_cannot_lose_its_mark_or_claim_a_proof_beside_it() -> None:
+    made = plan_as_published(Budgets.exponential(200), "adapdp", steps=50, batch_size=20, rounds=2, seed=1)
+    with pytest.raises(PdpsgdError, match="whose not_for_release says why"):
+        replace(made, not_for_release=None)
+    proven = tuple(replace(level, proven_epsilon=level.epsilon) for level in made.levels)
+    with pytest.raises(PdpsgdError, match="no proven_epsilon in a plan that is not for release"):
+        replace(made, levels=proven)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pdpsgd import Budgets, PdpsgdError, Plan, plan
+from pdpsgd.planning.as_published import plan_as_published
 
 
 def test_earlier_plans_count_and_say_who_has_nothing_left() -> None:
@@ -55,7 +56,7 @@ def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
         plan(text, steps=10, batch_size=5, history=[before])
     with pytest.raises(PdpsgdError, match="Nobody of history"):
         plan(Budgets(np.full(50, 1.0), ids=np.arange(100, 150)), steps=10, batch_size=5, history=[before])
-    published = plan(numbers, "pdp-sgd-fixed", steps=10, batch_size=5, bookkeeping="as-published", seed=0)
+    published = plan_as_published(numbers, "pdp-sgd-fixed", steps=10, batch_size=5, seed=0)
     with pytest.raises(PdpsgdError, match="no sound total"):
         plan(numbers, steps=10, batch_size=5, history=[published])
 
@@ -162,7 +163,7 @@ def test_files_of_earlier_versions_are_read_and_attached_with_a_warning(read_bac
 
 
 def test_the_people_of_an_as_published_plan_have_no_public_digest() -> None:
-    published = plan(Budgets(THEN), "adapdp", steps=10, batch_size=5, bookkeeping="as-published", seed=0)
+    published = plan_as_published(Budgets(THEN), "adapdp", steps=10, batch_size=5, seed=0)
     assert published.people_digest is None
     assert "people_digest" not in published.to_json()
     assert not Plan.from_json(published.to_json()).roster.named

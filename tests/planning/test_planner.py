@@ -193,7 +193,6 @@ def test_idp_scale_clips_instead_of_drawing_more_often() -> None:
         ({"schedule": [(10, 0.0, 1.0)]}, "relative_noise"),
         ({"mechanism": "adapdp", "schedule": [(10, 1.0, 1.0)]}, "pdp-sgd-exact"),
         ({"drawn": "epoch"}, "drawn='epoch'"),
-        ({"bookkeeping": "mine"}, "bookkeeping='mine'"),
         ({"max_grad_norm": -1}, "max_grad_norm=-1"),
     ],
 )

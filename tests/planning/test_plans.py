@@ -34,7 +34,7 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
             lambda d: d["rounds"][0]["sample_rates"].__setitem__(1, -0.1),
             "sample_rates[1] in [0, 1]. Got -0.1",
         ),
-        (lambda d: d["rounds"][0]["sample_rates"].__setitem__(0, 0.1), "never to draw level 0"),
+        (lambda d: d["rounds"][0]["sample_rates"].__setitem__(0, 0.1), "never to sample level 0"),
         (lambda d: d["levels"][1].update(proven_epsilon=0.3), "below the truth"),
         (lambda d: d["levels"][1].update(epsilon=0.3), "is promised epsilon=0.3"),
         (lambda d: d["rounds"][0].update(noise_multiplier=0.5), "is promised epsilon=0.5"),
@@ -91,7 +91,7 @@ def test_other_people_are_refused(small: Plan) -> None:
 
 def test_the_table_says_what_is_promised_proven_and_unused(small: Plan) -> None:
     text = small.table()
-    for word in ("epsilon allowed", "proven", "used", "chance per step", "people", "% is not"):
+    for word in ("epsilon allowed", "proven", "used", "sampling rate", "people", "% is not"):
         assert word in text
 
 

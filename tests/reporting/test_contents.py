@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdpsgd import Budgets, PdpsgdError, plan
+from pdpsgd.planning.as_published import plan_as_published
 from pdpsgd.reporting import run_page, write_run_report
 from pdpsgd.reporting.charts import interval
 from pdpsgd.reporting.run import read_run
@@ -94,13 +95,8 @@ def test_a_plan_that_breaks_its_promise_is_called_out(run_folder: Path) -> None:
 
 
 def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path, tmp_path: Path) -> None:
-    published = plan(
-        Budgets([0.5] * 100 + [1.0] * 100),
-        "pdp-sgd-fixed",
-        steps=40,
-        batch_size=20,
-        bookkeeping="as-published",
-        seed=1,
+    published = plan_as_published(
+        Budgets([0.5] * 100 + [1.0] * 100), "pdp-sgd-fixed", steps=40, batch_size=20, seed=1
     )
     page = words(run_page(replace(read_run(run_folder), plan=published)))
     assert "No promise is kept here." in page

@@ -163,7 +163,7 @@ def _stops_after(share):
 
 
 def test_a_plan_that_tells_who_was_drawn_is_filed_as_sensitive(problem, tmp_path):
-    plan = dataclasses.replace(problem.plan(), bookkeeping="as-published")
+    plan = dataclasses.replace(problem.plan(), not_for_release="It tells who is in which round.")
     result = problem.fit(plan=plan, run_folder=tmp_path, seed=None)
     names = {path.name for path in tmp_path.iterdir()}
     assert {"SENSITIVE-do-not-publish-plan.json", "SENSITIVE-do-not-publish-promises.csv"} <= names

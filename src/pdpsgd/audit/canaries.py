@@ -18,7 +18,6 @@ from pdpsgd._typing import BoolArray, IntArray
 from pdpsgd.errors import fail
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.plans import Plan
-from pdpsgd.planning.rounds import Level
 
 NO_RECORD = -1
 
@@ -159,14 +158,13 @@ def _never_drawn(plan: Plan, level: int) -> bool:
 
 def _tier(plan: Plan, name: str, members: tuple[int, ...]) -> Tier:
     levels = sorted((plan.levels[index] for index in members), key=lambda level: level.epsilon)
-    shown = [_shown(level) for level in levels]
-    proven = [epsilon for epsilon, _ in shown if epsilon is not None]
+    proven = [level.proven_epsilon for level in levels if level.proven_epsilon is not None]
     return Tier(
         name=name,
         levels=members,
         promised=levels[-1].epsilon,
         proven=max(proven) if len(proven) == len(levels) else None,
-        delta=max(delta for _, delta in shown),
+        delta=max(level.delta for level in levels),
     )
 
 
@@ -178,11 +176,3 @@ def _names(parts: list[npt.NDArray[np.float64]]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _shown(level: Level) -> tuple[float | None, float]:
-    """What is proven for a level, and at which delta: with as-published bookkeeping both are larger than
-    claimed."""
-    if level.proven_epsilon is None and level.provable_epsilon is not None:
-        return level.provable_epsilon, level.provable_delta or level.delta
-    return level.proven_epsilon, level.delta

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,8 +45,7 @@ def plan(
     threshold_loss: shared.ThresholdLoss = None,
     history: shared.EarlierPlans = None,
     history_budgets: shared.EarlierLists = None,
-    bookkeeping: shared.Bookkeeping = "sound",
-    plan_seed: shared.PlanSeed = None,
+    history_fixed: shared.HistoryFixed = False,
     max_levels: shared.MaxLevels = 256,
     verify: Annotated[
         bool,
@@ -116,8 +115,7 @@ def plan(
             history=shared.earlier_plans(
                 history, [read_list(path) for path in history_budgets or []], budgets
             ),
-            bookkeeping=bookkeeping,
-            seed=plan_seed,
+            history_fixed=history_fixed,
             max_levels=max_levels,
         )
     show(made, screen)
@@ -135,22 +133,17 @@ def show(made: Plan, screen: shared.Screen) -> None:
     """The plan's table and what belongs under it."""
     if screen.quiet:
         return
-    from pdpsgd.planning.plan_table import summary, table
+    from pdpsgd.planning.plan_table import table
 
-    screen.table(table(made))
-    for line in summary(made):
+    screen.table(table(made.mechanism, made.levels, made.rounds))
+    for line in made.summary():
         screen.say(line)
 
 
 def _verify(made: Plan, screen: shared.Screen) -> None:
-    found: Any = made.verify()
-    if made.sensitive:
-        screen.say(
-            "Verified: the bounds that the plan states hold. Its promise does not (as-published bookkeeping)."
-        )
-    else:
-        screen.say(
-            f"Verified: an independent accountant finds at most {max(found.epsilon):.4g} of "
-            f"{max(found.promised):.4g}, "
-            f"and every one of the {len(made.levels)} levels within its promise."
-        )
+    found = made.verify()
+    screen.say(
+        f"Verified: an independent accountant finds at most {max(found.epsilon):.4g} of "
+        f"{max(found.promised):.4g}, "
+        f"and every one of the {len(made.levels)} levels within its promise."
+    )

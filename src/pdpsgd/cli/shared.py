@@ -180,17 +180,13 @@ EarlierLists = Annotated[
         show_default=False,
     ),
 ]
-Bookkeeping = Annotated[
-    str,
+HistoryFixed = Annotated[
+    bool,
     option(
-        "--bookkeeping",
-        help="'sound', or 'as-published' to reproduce the paper's numbers; the latter breaks promises.",
+        "--history-fixed",
+        help="This plan was fixed before results of --history were seen.",
         panel=PLAN,
     ),
-]
-PlanSeed = Annotated[
-    int | None,
-    option("--plan-seed", help="The coins of as-published bookkeeping.", panel=PLAN, show_default=False),
 ]
 MaxLevels = Annotated[int, option("--max-levels", help="Treat people on at most so many levels.", panel=PLAN)]
 JsonFile = Annotated[

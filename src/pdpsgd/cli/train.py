@@ -53,8 +53,7 @@ def train(
     threshold_loss: shared.ThresholdLoss = None,
     history: shared.EarlierPlans = None,
     history_budgets: shared.EarlierLists = None,
-    bookkeeping: shared.Bookkeeping = "sound",
-    plan_seed: shared.PlanSeed = None,
+    history_fixed: shared.HistoryFixed = False,
     max_levels: shared.MaxLevels = 256,
     preset: options.PresetName = None,
     model: options.Model = None,
@@ -218,8 +217,7 @@ def train(
             weights=shared.parse_weights(weights),
             loss=threshold_loss,
             history=shared.earlier_plans(history, lists, material.budgets),
-            bookkeeping=bookkeeping,
-            seed=plan_seed,
+            history_fixed=history_fixed,
             max_levels=max_levels,
         )
     elif history:

@@ -162,7 +162,7 @@ class PrivacyEngine:
                 data=records.fingerprint(key), records_of_people=fingerprint_data(numbers, key=key)
             )
         ranks.spread_module(module)
-        if budgets is not None and plan.roster is None and not plan.sensitive:
+        if budgets is not None and plan.roster is None and plan.not_for_release is None:
             # Its file then says on whom it was carried out.
             plan = replace(plan, roster=Roster(budgets.ids, levels, budgets.named))
 

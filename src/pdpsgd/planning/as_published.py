@@ -1,34 +1,36 @@
-"""Plans with the paper's own bookkeeping, to reproduce its numbers: only those who are drawn into a round
-pay.
+"""Plans with the paper's own bookkeeping, to reproduce its numbers: only people in a round pay for it.
 
-Not sound: the draw is hidden, so somebody who was not drawn has not been told apart from somebody who was
-(docs/everybody-pays.md). Such a plan flips its coins when it is made; it states, next to what the paper would
-claim, the larger bound that is provable for it.
+Not sound: who is in a round is hidden, so people who are not in it cannot be told from those who are
+(docs/everybody-pays.md). Such a plan tosses its coins when it is computed. It is an ordinary plan that is
+marked not for release, because it breaks promises and tells who is in which round; `claims` says what the
+paper would claim for it, and the larger bound that is provable.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pdpsgd._typing import FloatArray
+from pdpsgd._typing import BoolArray, FloatArray, IntArray
 from pdpsgd.accounting import Accountant, Exposure
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant as accountant_by_name
 from pdpsgd.accounting.theorems import participation_for
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import check_one_of, fail
-from pdpsgd.planning.levels import Roster, make_levels
+from pdpsgd.errors import PromiseBroken, check_one_of, fail
+from pdpsgd.planning.levels import MAX_LEVELS, Roster, make_levels
 from pdpsgd.planning.mechanisms import adapdp, pdp_sgd, sampling
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
 from pdpsgd.planning.mechanisms.thresholded import split_evenly
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
-from pdpsgd.planning.thresholds import Loss, adaptive_loss, best_threshold
-from pdpsgd.planning.verification import AGREEMENT, PromiseBroken, Verification, epsilon_upper_bound
+from pdpsgd.planning.thresholds import Loss, adaptive_loss, best_threshold, threshold_loss
+from pdpsgd.planning.verification import AGREEMENT, epsilon_upper_bound
 
+BOOKKEEPING = "as-published"
 PUBLISHED_LOSSES: dict[str, Loss] = {
     "sampling": sampling.LOSS,
     "adapdp": adapdp.LOSS,
@@ -39,42 +41,68 @@ NOTHING_LEFT = 1e-3
 MOST_STEPS = 10_000_000
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What the paper would claim for a level, and the larger epsilon that is provable, at a larger delta."""
+
+    claimed_epsilon: float
+    provable_epsilon: float
+    provable_delta: float
+
+
 def plan_as_published(
     budgets: Budgets,
     mechanism: str,
     *,
-    steps: int,
-    batch_size: float,
-    accountant: str,
-    seed: int | None,
-    max_grad_norm: float,
-    rounds: int | None,
-    noise_multiplier: float | None,
-    weights: tuple[float, float] | None,
-    loss: str | None,
-    max_levels: int,
+    steps: int = 1000,
+    batch_size: float = 1024,
+    accountant: str = "rdp",
+    seed: int | None = None,
+    max_grad_norm: float = 1.0,
+    rounds: int | None = None,
+    noise_multiplier: float | None = None,
+    weights: tuple[float, float] | None = None,
+    loss: str | None = None,
+    max_levels: int = MAX_LEVELS,
 ) -> Plan:
-    """The paper's Algorithm 1 (or AdaPDP, or Sampling) with its coins flipped from `seed`.
+    """Compute a plan by the paper's Algorithm 1 (or AdaPDP, or Sampling), its coins tossed from `seed`.
 
-    Each round: threshold on what the drawn have left, participation (e^left - 1)/(e^tau - 1), a rate of batch
-    size over the expected number of participants, and noise (or, given the noise, steps) such that the round
-    alone costs tau. Given the noise, the rounds end where what is left does not pay for a single step at it.
+    Each round: a threshold on what the people in it have left, participation (e^left - 1)/(e^tau - 1), a rate
+    of batch size over the expected number of participants, and noise (or, given the noise, steps) such that
+    the round alone costs tau. Given the noise, the rounds end where the rest does not pay for one more step.
+
+    Args:
+        budgets: what each person on the list allows; one delta for all, all finite.
+        mechanism: one of `PUBLISHED_LOSSES`.
+        steps: all steps together; not used with `noise_multiplier`.
+        batch_size: expected number of people in a batch.
+        accountant: name of the accountant of a round.
+        seed: of the coins; from the operating system if None.
+        max_grad_norm: the clipping norm C.
+        rounds: maximum number of rounds; the mechanism's own by default.
+        noise_multiplier: given, the number of steps follows.
+        weights: (w1, w2) of loss_f.
+        loss: "adaptive" or "adaptive-as-printed".
+        max_levels: maximum number of levels of budgets.
+
+    Returns:
+        A plan that is marked not for release.
     """
-    from pdpsgd.planning.thresholds import threshold_loss
-
     check_one_of(tuple(PUBLISHED_LOSSES), mechanism_as_published=mechanism)
     chosen = threshold_loss(weights, loss) or PUBLISHED_LOSSES[mechanism]
     by = accountant_by_name(accountant)
     if np.unique(budgets.delta).size > 1 or not np.isfinite(budgets.epsilon).all():
-        fail("As-published bookkeeping takes one delta for all and finite budgets: the paper has no others.")
+        fail(
+            "Expected one delta for all and finite budgets: the paper has no others. Got several, or infinity."
+        )
     delta = float(budgets.delta[0])
     levels = make_levels(budgets, max_levels)
     level = levels.of_person
     left = levels.epsilon[level].copy()
     coins = np.random.default_rng(seed)
     most = 1 if mechanism == "sampling" else rounds or MECHANISMS[mechanism].default_rounds
-    drawn: list[np.ndarray[tuple[int], np.dtype[np.bool_]]] = []
-    made: list[tuple[int, float, float, float]] = []
+    inside: list[BoolArray] = []
+    settled: list[tuple[int, float, float, float]] = []
     for count in split_evenly(steps, most):
         if not (left > NOTHING_LEFT).any():
             break
@@ -88,14 +116,14 @@ def plan_as_published(
             count, sigma = _most_steps(tau, delta, rate, noise_multiplier, by), noise_multiplier
             if not count:
                 break
-        drawn.append(coins.random(left.size) < chance)
-        made.append((count, sigma, rate, tau))
-        left = np.where(drawn[-1], np.maximum(left - tau, 0.0), left)
+        inside.append(coins.random(left.size) < chance)
+        settled.append((count, sigma, rate, tau))
+        left = np.where(inside[-1], np.maximum(left - tau, 0.0), left)
     if not (levels.epsilon > NOTHING_LEFT).any():
         fail(
             f"Expected somebody who allows more than {NOTHING_LEFT:g}. Got at most {levels.epsilon.max():g}."
         )
-    if not made:
+    if not settled:
         fail(
             f"Expected a noise_multiplier at which the budgets pay for a step. Got {noise_multiplier}: one step of "
             f"{batch_size:g} people costs more than the first round's {tau:.3g}. Take more noise or smaller batches."
@@ -108,14 +136,14 @@ def plan_as_published(
         delta,
         levels.epsilon,
         level,
-        drawn,
-        made,
+        inside,
+        settled,
         mechanism == "adapdp",
     )
 
 
 def _most_steps(tau: float, delta: float, rate: float, noise_multiplier: float, by: Accountant) -> int:
-    """As many steps at this noise as a round that costs at most tau has; perhaps none."""
+    """Return how many steps at this noise a round has that costs at most tau; perhaps 0."""
 
     def fits(count: int) -> bool:
         return by.epsilon((Exposure(1.0, rate, noise_multiplier, count),), delta) <= tau
@@ -136,61 +164,77 @@ def _assemble(
     max_grad_norm: float,
     delta: float,
     epsilons: FloatArray,
-    level: np.ndarray[tuple[int], np.dtype[np.int64]],
-    drawn: list[np.ndarray[tuple[int], np.dtype[np.bool_]]],
-    made: list[tuple[int, float, float, float]],
+    level: IntArray,
+    inside: list[BoolArray],
+    settled: list[tuple[int, float, float, float]],
     fresh_model: bool,
 ) -> Plan:
+    """Put people with the same budget and the same coins on one level."""
     patterns, place, people = np.unique(
-        np.column_stack([level, *drawn]).astype(np.int64), axis=0, return_inverse=True, return_counts=True
+        np.column_stack([level, *inside]).astype(np.int64), axis=0, return_inverse=True, return_counts=True
     )
-    taus = [tau for *_, tau in made]
-    bounds = {float(e): as_published_bound(float(e), taus) for e in epsilons}
     rounds = []
-    for index, (steps, sigma, rate, tau) in enumerate(made):
-        inside = patterns[:, 1 + index].astype(float)
-        if not (people @ inside):
-            continue  # nobody was drawn: the round is noise alone
+    for index, (steps, sigma, rate, tau) in enumerate(settled):
+        # Never empty: whoever has at least the threshold left is in the round for certain.
+        part = patterns[:, 1 + index].astype(float)
         rounds.append(
             Round(
                 steps=steps,
                 noise_multiplier=sigma,
-                expected_batch_size=float(people @ inside * rate),
-                participation=tuple(inside.tolist()),
-                sample_rates=tuple((inside * rate).tolist()),
+                expected_batch_size=float(people @ part * rate),
+                participation=tuple(part.tolist()),
+                sample_rates=tuple((part * rate).tolist()),
                 clip_scales=(1.0,) * len(people),
                 threshold=tau,
                 fresh_model=fresh_model,
             )
         )
-    split = tuple(
-        Level(
-            epsilon=float(epsilons[pattern[0]]),
-            delta=delta,
-            people=int(n),
-            claimed_epsilon=min(float(epsilons[pattern[0]]), float(np.dot(pattern[1:], taus))),
-            provable_epsilon=bounds[float(epsilons[pattern[0]])],
-            provable_delta=delta * len(made),
-        )
-        for pattern, n in zip(patterns, people, strict=True)
+    levels = tuple(
+        Level(epsilon=float(epsilons[pattern[0]]), delta=delta, people=int(count))
+        for pattern, count in zip(patterns, people, strict=True)
     )
     return Plan(
         mechanism,
-        split,
+        levels,
         tuple(rounds),
         by.name,
-        "as-published",
+        BOOKKEEPING,
         max_grad_norm=max_grad_norm,
+        not_for_release=_why(claims(levels, rounds)),
         roster=Roster(budgets.ids, place.reshape(-1), budgets.named),
     )
 
 
-def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
-    """What is provable for somebody under the paper's bookkeeping, where only those who are drawn pay.
+def _why(claimed: Sequence[Claim]) -> str:
+    worst = max(claimed, key=lambda claim: claim.provable_epsilon)
+    return (
+        "As published, only people in a round pay for it, which does not keep the promise: what is provable is "
+        f"epsilon up to {worst.provable_epsilon:.4g} at delta {worst.provable_delta:.3g}. "
+        "The plan tells who is in which round: never publish it."
+    )
 
-    Guarantee: coins that are flipped without looking at the data turn the run into a mixture of fixed plans,
+
+def claims(levels: Sequence[Level], rounds: Sequence[Round]) -> tuple[Claim, ...]:
+    """Return, for each level, what the paper would claim and what is provable."""
+    thresholds = [r.threshold or 0.0 for r in rounds]
+    return tuple(
+        Claim(
+            claimed_epsilon=min(
+                level.epsilon, float(np.dot([r.participation[i] for r in rounds], thresholds))
+            ),
+            provable_epsilon=as_published_bound(level.epsilon, thresholds),
+            provable_delta=level.delta * len(rounds),
+        )
+        for i, level in enumerate(levels)
+    )
+
+
+def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
+    """Return what is provable for a person under the paper's bookkeeping.
+
+    Guarantee: coins that are tossed without looking at the data turn the run into a mixture of fixed plans,
     so by joint convexity the loss is at most the largest sum of thresholds over rounds in which somebody with
-    this budget can be drawn one after another; it is at most epsilon + max(thresholds). Each round adds its
+    this budget can be, one after another; it is at most epsilon + max(thresholds). Each round adds its
     own delta. (docs/everybody-pays.md)
 
     A single round is covered by Theorem 1, which is tighter.
@@ -209,10 +253,15 @@ def as_published_bound(epsilon: float, thresholds: Sequence[float]) -> float:
     return max(left_after.values())
 
 
-def _verify_as_published(plan: Plan) -> Verification:
-    """Check that each round's threshold is what a drawn person spends, and that the provable bound is stated
-    in full."""
-    thresholds = [r.threshold for r in plan.rounds]
+def verify(plan: Plan) -> tuple[Claim, ...]:
+    """Check that each round's threshold covers what it costs, and that nobody is in more than their budget pays.
+
+    Returns:
+        What is claimed and provable for each level; nothing at the level's own epsilon and delta.
+
+    Raises:
+        PromiseBroken: a round costs more than its threshold, or a level is in too many rounds.
+    """
     known: dict[tuple[Exposure, float], float] = {}
     for index, r in enumerate(plan.rounds):
         for place, level in enumerate(plan.levels):
@@ -227,22 +276,11 @@ def _verify_as_published(plan: Plan) -> Verification:
                     f"rounds[{index}].threshold={r.threshold!r} is below what the round costs level {place}, "
                     f"{known[key]:.6g}."
                 )
-    bounds = []
-    for index, level in enumerate(plan.levels):
-        bound = as_published_bound(level.epsilon, [t for t in thresholds if t is not None])
-        claim = level.provable_epsilon
-        drawn = [r.threshold or 0.0 for r in plan.rounds if not r.exposure(index).costs_nothing]
-        if level.history or (math.fsum(drawn) > bound * (1 + 1e-9) and len(plan.rounds) > 1):
+    found = claims(plan.levels, plan.rounds)
+    for index, (level, claim) in enumerate(zip(plan.levels, found, strict=True)):
+        paid = math.fsum(r.threshold or 0.0 for r in plan.rounds if not r.exposure(index).costs_nothing)
+        if level.history or (paid > claim.provable_epsilon * (1 + 1e-9) and len(plan.rounds) > 1):
             raise PromiseBroken(
-                f"levels[{index}] is drawn more often than its budget of {level.epsilon:g} allows."
+                f"levels[{index}] is in more rounds than its budget of {level.epsilon:g} pays for."
             )
-        if (
-            claim is None
-            or claim < bound * (1 - 1e-9)
-            or (level.provable_delta or 0) < level.delta * len(plan.rounds)
-        ):
-            raise PromiseBroken(
-                f"levels[{index}].provable_epsilon={claim!r} is below what can be proven, {bound:.6g}."
-            )
-        bounds.append(bound)
-    return Verification(tuple(bounds), tuple(level.epsilon for level in plan.levels))
+    return found

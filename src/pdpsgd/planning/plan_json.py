@@ -1,87 +1,129 @@
-"""A plan as JSON: the published format, strict in what it accepts."""
+"""The published file format of a plan: fields in, JSON text out, and back; strict in what it accepts."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from pdpsgd.accounting.history import Exposure
-from pdpsgd.errors import fail
+from pdpsgd.accounting.registry import ACCOUNTANTS
+from pdpsgd.errors import check_one_of, fail
 from pdpsgd.planning.levels import Roster
-from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
 
 VERSION = 1
-SENSITIVE = (
-    "This file tells who was drawn in which round. Never publish it: with as-published bookkeeping the coins were "
-    "flipped when the plan was made."
-)
 
 
-def plan_to_json(plan: Plan, *, indent: int | None = 1, whose: bool = True) -> str:
-    """The plan as JSON text. Infinity is written "inf"; what is None or empty by default is left out.
+def write(
+    *,
+    mechanism: str,
+    bookkeeping: str,
+    accountant: str,
+    neighbours: str,
+    max_grad_norm: float,
+    levels: Sequence[Level],
+    rounds: Sequence[Round],
+    notes: Sequence[str] = (),
+    not_for_release: str | None = None,
+    history_fixed: bool = False,
+    roster: Roster | None = None,
+    people_digest: str | None = None,
+    indent: int | None = 1,
+) -> str:
+    """Write the fields of a plan as JSON text.
 
-    With `whose` it also says for whom it was made. Without, it is the text that fingerprints of plans are of.
+    Infinity is written "inf"; fields that are None or empty by default are left out.
+
+    Args:
+        mechanism: name of the mechanism.
+        bookkeeping: "sound", or what else the plan follows.
+        accountant: name of the accountant.
+        neighbours: the neighboring relation.
+        max_grad_norm: the clipping norm C.
+        levels: the levels.
+        rounds: the rounds.
+        notes: remarks for people.
+        not_for_release: why nothing that follows the plan may be released; the file itself then says so too.
+        history_fixed: the plan was fixed before any result of the plans in its history was seen.
+        roster: who is on which level, where (epsilon, delta) alone do not say it.
+        people_digest: a public fingerprint of who is on which level.
+        indent: spaces per nesting level of the text, or None for one line.
+
+    Returns:
+        The JSON text.
     """
     document: dict[str, Any] = {
         "version": VERSION,
-        **({"sensitive": SENSITIVE} if plan.sensitive else {}),
-        "mechanism": plan.mechanism,
-        "bookkeeping": plan.bookkeeping,
-        "accountant": plan.accountant,
-        "neighbours": plan.neighbours,
-        "max_grad_norm": plan.max_grad_norm,
-        "levels": [_level(level) for level in plan.levels],
-        "rounds": [_round(r) for r in plan.rounds],
-        **({"notes": list(plan.notes)} if plan.notes else {}),
+        **({} if not_for_release is None else {"not_for_release": not_for_release}),
+        "mechanism": mechanism,
+        "bookkeeping": bookkeeping,
+        "accountant": accountant,
+        "neighbours": neighbours,
+        "max_grad_norm": max_grad_norm,
+        "levels": [_level(level) for level in levels],
+        "rounds": [_round(r) for r in rounds],
+        **({"notes": list(notes)} if notes else {}),
+        **({"history_fixed": True} if history_fixed else {}),
     }
-    if plan.roster is not None and _needs_roster(plan):
-        document["people"] = {"ids": plan.roster.ids.tolist(), "levels": plan.roster.level.tolist()}
-        if whose and not plan.roster.named:
+    if roster is not None:
+        document["people"] = {"ids": roster.ids.tolist(), "levels": roster.level.tolist()}
+        if not roster.named:
             document["people"]["named"] = False
-    if whose and plan.people_digest is not None:
-        document["people_digest"] = plan.people_digest
+    if people_digest is not None:
+        document["people_digest"] = people_digest
     return json.dumps(document, indent=indent, allow_nan=False)
 
 
-def plan_from_json(text: str) -> Plan:
-    """The plan of a JSON text; refuses anything that is missing, of the wrong kind, or inconsistent, and says
-    where."""
+def read(text: str) -> dict[str, Any]:
+    """Read the fields of a plan from JSON text.
+
+    Returns:
+        The fields of `Plan`, by name.
+
+    Raises:
+        PdpsgdError: something is missing, of the wrong type, or inconsistent; the message says where.
+    """
     try:
         document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
     except json.JSONDecodeError as error:
         fail(f"Expected a plan as JSON. This is not JSON: {error}.")
+    except RecursionError:
+        fail("Expected a plan as JSON. Got objects nested too deeply to be one.")
     if not isinstance(document, dict):
         fail(f"Expected a plan as a JSON object. Got {type(document).__name__}.")
     if document.get("version") is True or document.get("version") != VERSION:
         fail(f"Expected a plan of version {VERSION}. Got version {document.get('version')!r}.")
-    _names(document)
+    check_one_of(ACCOUNTANTS, accountant=_text("accountant", document))
     levels = tuple(_read_level(f"levels[{i}]", level) for i, level in enumerate(_list("levels", document)))
     rounds = tuple(_read_round(f"rounds[{i}]", r) for i, r in enumerate(_list("rounds", document)))
-    plan = Plan(
-        mechanism=_text("mechanism", document),
-        levels=levels,
-        rounds=rounds,
-        accountant=_text("accountant", document),
-        bookkeeping=_text("bookkeeping", document),
-        neighbours=_text("neighbours", document),
-        max_grad_norm=_number("max_grad_norm", document.get("max_grad_norm")),
-        notes=tuple(str(note) for note in document.get("notes", ())),
-        roster=_read_roster(document, len(levels)),
-        stated_people=_read_people_digest(document),
-    )
-    if plan.stated_people is not None and plan.people_digest not in (None, plan.stated_people):
-        fail("Expected people whose digest is people_digest. Got others: one of the two was changed.")
-    return plan
+    return {
+        "mechanism": _text("mechanism", document),
+        "levels": levels,
+        "rounds": rounds,
+        "accountant": _text("accountant", document),
+        "bookkeeping": _text("bookkeeping", document),
+        "neighbours": _text("neighbours", document),
+        "max_grad_norm": _number("max_grad_norm", document.get("max_grad_norm")),
+        "notes": tuple(str(note) for note in document.get("notes", ())),
+        "not_for_release": _read_mark(document),
+        "history_fixed": document.get("history_fixed") is True,
+        "roster": _read_roster(document, len(levels)),
+        "stated_people": _read_people_digest(document),
+    }
 
 
-def _needs_roster(plan: Plan) -> bool:
-    """Whether (epsilon, delta) alone do not say who is on which level."""
-    budgets = {(level.epsilon, level.delta) for level in plan.levels}
-    return len(budgets) < len(plan.levels) or plan.sensitive
+def _read_mark(document: dict[str, Any]) -> str | None:
+    """Why the plan is not for release; files of version 0.1.0 say it as `sensitive`."""
+    for name in ("not_for_release", "sensitive"):
+        if document.get(name) is not None:
+            return _text(name, document)
+    if _text("bookkeeping", document) != "sound":
+        return f"Its bookkeeping is {document['bookkeeping']!r}, which does not keep the promise."
+    return None
 
 
 def _level(level: Level) -> dict[str, Any]:
@@ -93,9 +135,6 @@ def _level(level: Level) -> dict[str, Any]:
     }
     if level.history:
         fields["history"] = [list(exposure) for exposure in level.history]
-    for name in ("claimed_epsilon", "provable_epsilon", "provable_delta"):
-        if getattr(level, name) is not None:
-            fields[name] = getattr(level, name)
     return fields
 
 
@@ -114,11 +153,7 @@ def _round(r: Round) -> dict[str, Any]:
 
 def _read_level(place: str, level: Any) -> Level:
     _object(place, level)
-    optional = {
-        name: _number(f"{place}.{name}", level[name])
-        for name in ("proven_epsilon", "claimed_epsilon", "provable_epsilon", "provable_delta")
-        if level.get(name) is not None
-    }
+    proven = level.get("proven_epsilon")
     history = tuple(
         _read_exposure(f"{place}.history[{i}]", entry)
         for i, entry in enumerate(_list("history", level, place) if "history" in level else ())
@@ -127,8 +162,8 @@ def _read_level(place: str, level: Any) -> Level:
         epsilon=_number(f"{place}.epsilon", level.get("epsilon")),
         delta=_number(f"{place}.delta", level.get("delta")),
         people=_whole(f"{place}.people", level.get("people")),
+        proven_epsilon=None if proven is None else _number(f"{place}.proven_epsilon", proven),
         history=history,
-        **optional,
     )
 
 
@@ -184,13 +219,6 @@ def _read_people_digest(document: dict[str, Any]) -> str | None:
 
 def _finite_or_text(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
-
-
-def _names(document: dict[str, Any]) -> None:
-    from pdpsgd.accounting.registry import ACCOUNTANTS
-    from pdpsgd.errors import check_one_of
-
-    check_one_of(ACCOUNTANTS, accountant=_text("accountant", document))
 
 
 def _object(place: str, value: Any) -> None:

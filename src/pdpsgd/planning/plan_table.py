@@ -1,26 +1,27 @@
-"""A plan for people to read: what is promised, proven and used, level by level, grouped when there are
-many."""
+"""A plan for people to read: promised, proven and used by level, grouped where there are many."""
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdpsgd.planning.rounds import Level, Round
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pdpsgd.planning.plans import Plan
-
 MOST_ROWS = 24
+MOST_ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class Row:
-    """Some neighbouring levels together."""
+    """Some adjacent levels together; pairs are the smallest and the largest value."""
 
     epsilon: tuple[float, float]
     delta: tuple[float, float]
@@ -30,15 +31,24 @@ class Row:
     rate: tuple[float, float]
 
 
-def rows(plan: Plan, most: int = MOST_ROWS) -> list[Row]:
-    """At most so many rows; levels are grouped in their order, by equal numbers of levels."""
-    groups = np.array_split(np.arange(len(plan.levels)), min(most, len(plan.levels)))
-    return [_row(plan, group.tolist()) for group in groups]
+def rows(levels: Sequence[Level], rounds: Sequence[Round], *, most: int = MOST_ROWS) -> list[Row]:
+    """Group the levels, in their order, into at most `most` rows.
+
+    Args:
+        levels: the levels of a plan.
+        rounds: its rounds.
+        most: maximum number of rows; each has about the same number of levels.
+
+    Returns:
+        The rows of the plan's table.
+    """
+    groups = np.array_split(np.arange(len(levels)), min(most, len(levels)))
+    return [_row([levels[i] for i in group], [_rate(i, rounds) for i in group]) for group in groups]
 
 
-def allowed_and_used(plan: Plan) -> tuple[float, float | None]:
-    """Sum over people of the epsilon they allow (finite ones), and of what is proven to be used of it."""
-    finite = [level for level in plan.levels if math.isfinite(level.epsilon)]
+def allowed_and_used(levels: Sequence[Level]) -> tuple[float, float | None]:
+    """Sum over people the (finite) epsilon they allow, and what is proven to be used of it."""
+    finite = [level for level in levels if math.isfinite(level.epsilon)]
     allowed = math.fsum(level.people * level.epsilon for level in finite)
     if any(level.proven_epsilon is None for level in finite):
         return allowed, None
@@ -47,17 +57,25 @@ def allowed_and_used(plan: Plan) -> tuple[float, float | None]:
     )
 
 
-def table(plan: Plan) -> Table:
-    """The plan as a rich table."""
+def table(mechanism: str, levels: Sequence[Level], rounds: Sequence[Round]) -> Table:
+    """Lay a plan out as a rich table.
+
+    Args:
+        mechanism: the plan's mechanism, for the title.
+        levels: the plan's levels.
+        rounds: the plan's rounds.
+
+    Returns:
+        The table, one row per level or per group of levels.
+    """
     from rich.table import Table
 
-    made = Table(
-        title=f"{plan.mechanism}, {plan.people:,} people, {plan.steps:,} steps", title_justify="left"
-    )
-    for name in ("people", "epsilon allowed", "proven", "used", "chance per step", "delta"):
-        made.add_column(name, justify="right")
-    for row in rows(plan):
-        made.add_row(
+    people, steps = sum(level.people for level in levels), sum(r.steps for r in rounds)
+    laid_out = Table(title=f"{mechanism}, {people:,} people, {steps:,} steps", title_justify="left")
+    for name in ("people", "epsilon allowed", "proven", "used", "sampling rate", "delta"):
+        laid_out.add_column(name, justify="right")
+    for row in rows(levels, rounds):
+        laid_out.add_row(
             f"{row.people:,}",
             span(row.epsilon),
             "nothing proven" if row.proven is None else span(row.proven),
@@ -65,64 +83,59 @@ def table(plan: Plan) -> Table:
             span(row.rate, digits=3),
             span(row.delta),
         )
-    return made
+    return laid_out
 
 
-def render(plan: Plan) -> str:
-    """The table and what else there is to say, as text."""
-    from rich.console import Console
+def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str) -> list[str]:
+    """Say what belongs under the table: noise multipliers, and how much of what people allow is used.
 
-    out = io.StringIO()
-    console = Console(file=out, width=110, no_color=True)
-    console.print(table(plan))
-    for line in summary(plan):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-    return out.getvalue()
+    Args:
+        levels: the plan's levels.
+        rounds: the plan's rounds.
+        accountant: the name of the accountant that made the plan.
 
-
-def summary(plan: Plan) -> list[str]:
-    """What belongs under the table: noise per round, what stays unused, notes, warnings."""
-    noise = [f"{r.noise_multiplier:.3g} over {r.steps:,} steps" for r in plan.rounds]
-    shown = noise if len(noise) <= 6 else [*noise[:5], f"... {len(noise)} rounds"]
-    lines = [
-        f"Noise multiplier {', '.join(shown)}; accountant {plan.accountant}; bookkeeping {plan.bookkeeping}."
-    ]
-    allowed, used = allowed_and_used(plan)
+    Returns:
+        One sentence or two, each an entry.
+    """
+    noise = [f"{r.noise_multiplier:.3g} over {r.steps:,} steps" for r in rounds]
+    shown = noise if len(noise) <= MOST_ROUNDS else [*noise[: MOST_ROUNDS - 1], f"... {len(noise)} rounds"]
+    lines = [f"Noise multiplier {', '.join(shown)}; accountant {accountant}."]
+    allowed, used = allowed_and_used(levels)
     if used is not None and allowed > 0:
         lines.append(
             f"Of all that people allow (epsilon summed over people: {allowed:,.0f}) "
             f"{100 * used / allowed:.2f} % is used and {100 * (1 - used / allowed):.2f} % is not."
         )
-    if plan.sensitive:
-        provable = max(level.provable_epsilon or 0.0 for level in plan.levels)
-        lines.append(
-            "As published: only those who are drawn pay, which does not keep the promise. "
-            f"What is provable for this plan: epsilon up to {provable:.4g}, "
-            f"at a delta {len(plan.rounds)} times as large. "
-            "Not for release; never publish the plan, it tells who was drawn."
-        )
-    return [*lines, *plan.notes]
+    return lines
 
 
-def _row(plan: Plan, group: list[int]) -> Row:
-    levels = [plan.levels[i] for i in group]
+def render(table: Table, lines: Sequence[str]) -> str:
+    """Print the table and the lines under it as text."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=110, no_color=True)
+    console.print(table)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    return out.getvalue()
+
+
+def _rate(level: int, rounds: Sequence[Round]) -> float:
+    """The average over steps of the probability to be in the batch."""
+    if not rounds:
+        return 0.0
+    rates = [r.participation[level] * r.sample_rates[level] for r in rounds]
+    return float(np.average(rates, weights=[r.steps for r in rounds]))
+
+
+def _row(levels: list[Level], rates: list[float]) -> Row:
     proven = [level.proven_epsilon for level in levels if level.proven_epsilon is not None]
     finite = [
         x for x in levels if math.isfinite(x.epsilon) and x.epsilon > 0 and x.proven_epsilon is not None
     ]
     allowed = math.fsum(x.people * x.epsilon for x in finite)
     used = math.fsum(x.people * (x.proven_epsilon or 0.0) for x in finite)
-    rates = [
-        float(
-            np.average(
-                [r.participation[i] * r.sample_rates[i] for r in plan.rounds],
-                weights=[r.steps for r in plan.rounds],
-            )
-        )
-        if plan.rounds
-        else 0.0
-        for i in group
-    ]
     return Row(
         epsilon=(min(x.epsilon for x in levels), max(x.epsilon for x in levels)),
         delta=(min(x.delta for x in levels), max(x.delta for x in levels)),
@@ -134,6 +147,6 @@ def _row(plan: Plan, group: list[int]) -> Row:
 
 
 def span(values: tuple[float, float], digits: int = 4) -> str:
-    """One value, or the two ends of a range."""
+    """Format one value, or the two ends of a range."""
     low, high = ("no limit" if math.isinf(value) else f"{value:.{digits}g}" for value in values)
     return low if low == high else f"{low} to {high}"

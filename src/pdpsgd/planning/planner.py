@@ -16,7 +16,7 @@ from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
 from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
 from pdpsgd.planning.mechanisms import Mechanism, Request
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
-from pdpsgd.planning.plans import BOOKKEEPINGS, Plan
+from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.planning.solver import Segment
 from pdpsgd.planning.thresholds import threshold_loss
@@ -37,8 +37,7 @@ def plan(
     weights: tuple[float, float] | None = None,
     loss: str | None = None,
     history: Sequence[Plan] = (),
-    bookkeeping: str = "sound",
-    seed: int | None = None,
+    history_fixed: bool = False,
     max_levels: int = MAX_LEVELS,
 ) -> Plan:
     """Draw up a plan: who is drawn at what rate, under how much noise, and what each person will have spent.
@@ -61,8 +60,9 @@ def plan(
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
         history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
             as it was run; a plan that was itself made with a history brings that along.
-        bookkeeping: "sound", or "as-published" to reproduce the paper's numbers (see docs/everybody-pays.md).
-        seed: for as-published bookkeeping, whose coins are flipped here.
+        history_fixed: say that this plan was fixed before any result of the plans in `history` was seen. Only
+            then is the total over all of them proven (docs/promise.md, "Several runs"); otherwise the result
+            is marked not for release.
         max_levels: people are treated on at most so many levels.
 
     Guarantee: see `Plan`. Depends on the arguments only, all of which are public.
@@ -73,21 +73,12 @@ def plan(
     (2.8, True)
     """
     check_one_of(tuple(MECHANISMS), mechanism=mechanism)
-    check_one_of(BOOKKEEPINGS, bookkeeping=bookkeeping)
     check_one_of(("step", "round"), drawn=drawn)
     check_positive(batch_size=batch_size, max_grad_norm=max_grad_norm)
     chosen = MECHANISMS[mechanism]
     by = accountant_by_name(_accountant_name(chosen, mechanism, accountant))
     segments = _segments(schedule, steps)
     total = _total_steps(steps, segments, noise_multiplier)
-    if bookkeeping == "as-published":
-        from pdpsgd.planning.as_published import plan_as_published
-
-        return plan_as_published(
-            budgets, mechanism, steps=total, batch_size=batch_size, accountant=accountant or "rdp", seed=seed,
-            max_grad_norm=max_grad_norm, rounds=rounds, noise_multiplier=noise_multiplier, weights=weights, loss=loss,
-            max_levels=max_levels,
-        )  # fmt: skip
     levels = make_levels(budgets, max_levels)
     epsilon, delta, people, histories, roster = _with_history(levels, budgets, history)
     request = Request(
@@ -109,9 +100,14 @@ def plan(
         Level(float(e), float(d), int(n), None, h)
         for e, d, n, h in zip(epsilon, delta, people, histories, strict=True)
     )
-    draft = Plan(mechanism, exposed, tuple(made), by.name, bookkeeping, max_grad_norm=float(max_grad_norm))
+    draft = Plan(mechanism, exposed, tuple(made), by.name, max_grad_norm=float(max_grad_norm))
     proven = prove(draft, by)
-    return replace(proven, roster=roster, notes=(*_unmatched(history, budgets), *_notes(proven, levels)))
+    return replace(
+        proven,
+        roster=roster,
+        history_fixed=history_fixed,
+        notes=(*_unmatched(history, budgets), *_notes(proven, levels)),
+    )
 
 
 def prove(draft: Plan, by: Accountant) -> Plan:
@@ -226,10 +222,10 @@ def _with_history(
                 f"Expected history[{number}] to know its people, to match them by id. A plan read from JSON does not: "
                 "attach them with plan.with_people(budgets), the budgets it was made for."
             )
-        if before.bookkeeping != "sound":
+        if before.not_for_release is not None:
             fail(
-                f"history[{number}] has {before.bookkeeping} bookkeeping: those who were not drawn were not told apart "
-                "from those who were, so there is no sound total to start from."
+                f"Expected history[{number}] to be a plan that keeps its promise: otherwise there is no sound total to "
+                f"start from. Got one not for release: {before.not_for_release}"
             )
         if not (before.roster.named and budgets.named) and len(before.roster.ids) != len(budgets):
             fail(

@@ -1,5 +1,4 @@
-"""The plan: what will be done to whom, fixed before any data is touched, and what each person will have
-spent.
+"""The plan: what training does to whom, fixed before any data is touched, and what each person spends.
 
 A plan is a plain, frozen value computed from public things only (the list of people, what each of them
 allows, and public settings). Training executes it; anyone can read it as JSON and check it with
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +19,12 @@ from pdpsgd.accounting.history import History
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_one_of, check_positive, fail, warn
 from pdpsgd.planning.levels import Roster, assign, match_ids, people_digest
-from pdpsgd.planning.rounds import Level, Round, _check_level, _check_round
+from pdpsgd.planning.rounds import Level, Round, check_level, check_round
 
 if TYPE_CHECKING:
     from pdpsgd.planning.verification import Verification
 
-BOOKKEEPINGS = ("sound", "as-published")
+SOUND = "sound"
 NEIGHBOURS = "add-or-remove"
 
 
@@ -36,19 +35,23 @@ _PROVEN: set[int] = set()
 class Plan:
     """A whole training run, as far as privacy is concerned.
 
-    Guarantee: with bookkeeping `sound` and an accountant that proves, a run that executes this plan on the
-    plan's people satisfies (epsilon_l, delta_l)-DP towards every person of every level l, under adding or
-    removing that person's record (see docs/promise.md). `verify` re-derives this with an accountant that
-    shares no code with the one that made the plan.
+    Guarantee: unless it is marked `not_for_release`, and with an accountant that proves, a run that executes
+    this plan on the plan's people satisfies (epsilon_l, delta_l)-DP towards every person of every level l,
+    under adding or removing that person's record (see docs/promise.md). `verify` recomputes this with an
+    accountant that shares no code with the one that computed the plan.
     """
 
     mechanism: str
     levels: tuple[Level, ...]
     rounds: tuple[Round, ...]
     accountant: str = "pld"
-    bookkeeping: str = "sound"
+    bookkeeping: str = SOUND
     neighbours: str = NEIGHBOURS
     max_grad_norm: float = 1.0
+    not_for_release: str | None = None
+    """Why the plan does not keep its promise, as a sentence; its files then are not public either."""
+    history_fixed: bool = False
+    """Whether the plan was fixed before any result of the earlier plans that it counts was seen."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     roster: Roster | None = field(default=None, compare=False, repr=False)
     stated_people: str | None = field(default=None, compare=False, repr=False)
@@ -66,12 +69,6 @@ class Plan:
     def people(self) -> int:
         """How many people are on the list, whether they are used or not."""
         return sum(level.people for level in self.levels)
-
-    @property
-    def sensitive(self) -> bool:
-        """Whether the plan itself tells who was drawn (as-published bookkeeping) and must not be
-        published."""
-        return self.bookkeeping == "as-published"
 
     def history_of(self, level: int) -> History:
         """All that a person of this level is exposed to: earlier plans, then this plan's rounds."""
@@ -98,18 +95,20 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """A fingerprint of everything the plan says; whether it is for the same people says `people_digest`."""
-        from pdpsgd.planning.plan_json import plan_to_json
+        from pdpsgd.planning.plan_json import write
 
-        return hashlib.sha256(plan_to_json(self, whose=False).encode()).hexdigest()
+        roster = self._roster_to_write()
+        text = write(**self._fields(), roster=None if roster is None else replace(roster, named=True))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
     def people_digest(self) -> str | None:
         """A public fingerprint of who is on which level; None if the plan does not say for whom it was made.
 
-        Of ids and levels, in whatever order people are listed, or, without ids, of the levels in the list's order.
-        An as-published plan, which is not public, has none.
+        Of ids and levels, in any order of people, or, without ids, of the levels in the list's order. A plan
+        that is not for release is not public, and has none.
         """
-        if self.sensitive:
+        if self.not_for_release is not None:
             return None
         return self.stated_people if self.roster is None else people_digest(self.roster)
 
@@ -153,49 +152,98 @@ class Plan:
         """A fingerprint of all that a proof depends on."""
         levels = tuple((x.epsilon, x.delta, x.proven_epsilon, x.history) for x in self.levels)
         exposures = tuple(tuple(r.exposure(index) for index in range(len(levels))) for r in self.rounds)
-        return hash((levels, exposures, self.bookkeeping, self.neighbours))
+        return hash((levels, exposures, self.bookkeeping, self.not_for_release, self.neighbours))
+
+    def _fields(self) -> dict[str, Any]:
+        """What the plan's file says, apart from who its people are."""
+        names = (
+            "mechanism",
+            "bookkeeping",
+            "accountant",
+            "neighbours",
+            "max_grad_norm",
+            "levels",
+            "rounds",
+            "notes",
+        )
+        return {name: getattr(self, name) for name in (*names, "not_for_release", "history_fixed")}
+
+    def _roster_to_write(self) -> Roster | None:
+        """The roster, where (epsilon, delta) alone do not say who is on which level."""
+        budgets = {(level.epsilon, level.delta) for level in self.levels}
+        is_needed = len(budgets) < len(self.levels) or self.not_for_release is not None
+        return self.roster if is_needed else None
 
     def verify(self) -> Verification:
-        """Re-derive every level's epsilon with an independent accountant; raises if any promise is broken."""
+        """Recompute every level's epsilon with an independent accountant.
+
+        Raises:
+            PromiseBroken: the rounds cost a level more than it is promised, or than the plan claims.
+            PdpsgdError: the plan is not for release, so that there is no promise to verify.
+        """
         from pdpsgd.planning.verification import verify
 
-        found = verify(self)
+        if self.not_for_release is not None:
+            fail(
+                f"Expected a plan that keeps a promise, to verify it. Got one not for release: {self.not_for_release}"
+            )
+        found = verify(self.levels, self.rounds)
         self.remember_proof()
         return found
 
     def to_json(self, *, indent: int | None = 1) -> str:
-        """The plan as JSON, in the published format."""
-        from pdpsgd.planning.plan_json import plan_to_json
+        """Write the plan as JSON, in the published format."""
+        from pdpsgd.planning.plan_json import write
 
-        return plan_to_json(self, indent=indent)
+        return write(
+            **self._fields(), roster=self._roster_to_write(), people_digest=self.people_digest, indent=indent
+        )
 
     @classmethod
     def from_json(cls, text: str, *, verify: bool = True) -> Plan:
-        """A plan from JSON; refuses what is inconsistent or claims less than the truth (`verify`)."""
-        from pdpsgd.planning.plan_json import plan_from_json
+        """Read a plan from JSON; refuses what is inconsistent or claims less than the truth (`verify`).
 
-        plan = plan_from_json(text)
-        if verify:
+        A plan that is not for release claims nothing and is read without being verified.
+        """
+        from pdpsgd.planning.plan_json import read
+
+        plan = cls(**read(text))
+        if plan.stated_people is not None and plan.people_digest not in (None, plan.stated_people):
+            fail("Expected people whose digest is people_digest. Got others: one of the two was changed.")
+        if verify and plan.not_for_release is None:
             plan.verify()
         return plan
 
     def table(self) -> str:
-        """The plan for people: promised, proven, used, rate and number of people per level."""
-        from pdpsgd.planning.plan_table import render
+        """Show promised, proven, used, sampling rate and number of people per level, as text."""
+        from pdpsgd.planning.plan_table import render, table
 
-        return render(self)
+        return render(table(self.mechanism, self.levels, self.rounds), self.summary())
+
+    def summary(self) -> list[str]:
+        """Say what belongs under the table: noise multipliers, what stays unused, notes."""
+        from pdpsgd.planning.plan_table import summary
+
+        mark = [] if self.not_for_release is None else [f"Not for release. {self.not_for_release}"]
+        return [*summary(self.levels, self.rounds, accountant=self.accountant), *mark, *self.notes]
 
 
 def _check_structure(plan: Plan) -> None:
-    check_one_of(BOOKKEEPINGS, bookkeeping=plan.bookkeeping)
+    if plan.bookkeeping != SOUND and plan.not_for_release is None:
+        fail(
+            f"Expected bookkeeping {SOUND!r}, or a plan whose not_for_release says why it is another. "
+            f"Got {plan.bookkeeping!r}."
+        )
+    if plan.not_for_release is not None and any(x.proven_epsilon is not None for x in plan.levels):
+        fail("Expected no proven_epsilon in a plan that is not for release. Got one.")
     check_one_of((NEIGHBOURS,), neighbours=plan.neighbours)
     check_positive(max_grad_norm=plan.max_grad_norm)
     if not plan.levels:
         fail("Expected at least one level in the plan. Got none.")
     for index, level in enumerate(plan.levels):
-        _check_level(f"levels[{index}]", level)
+        check_level(f"levels[{index}]", level)
     for index, r in enumerate(plan.rounds):
-        _check_round(f"rounds[{index}]", r, plan.levels)
+        check_round(f"rounds[{index}]", r, plan.levels)
 
 
 def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:

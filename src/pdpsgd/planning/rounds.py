@@ -13,11 +13,10 @@ from pdpsgd.errors import check_positive, fail
 
 @dataclass(frozen=True)
 class Level:
-    """People who are treated alike: a budget that is at most what each of them allows.
+    """People who share a level: a budget that is at most what each of them allows.
 
     `proven_epsilon` is what the plan's rounds cost them at `delta`, together with `history` (earlier plans on
-    the same people); None where nothing is proven. The last three belong to as-published bookkeeping: what
-    the paper would claim, and the larger epsilon that is provable for it, at a larger delta.
+    the same people); None where nothing is proven.
     """
 
     epsilon: float
@@ -25,14 +24,11 @@ class Level:
     people: int
     proven_epsilon: float | None = None
     history: History = ()
-    claimed_epsilon: float | None = None
-    provable_epsilon: float | None = None
-    provable_delta: float | None = None
 
 
 @dataclass(frozen=True)
 class Round:
-    """Steps taken under the same noise and the same rates; the tuples follow the plan's levels."""
+    """Steps with the same noise multiplier and sampling rates; the tuples follow the plan's levels."""
 
     steps: int
     noise_multiplier: float
@@ -44,7 +40,7 @@ class Round:
     fresh_model: bool = False
 
     def exposure(self, level: int) -> Exposure:
-        """What a person of this level is exposed to in this round.
+        """Return what a person of this level is exposed to in this round.
 
         Noise of standard deviation sigma * C against a gradient of norm at most C_l is a noise multiplier of
         sigma * C / C_l for that person.
@@ -56,7 +52,8 @@ class Round:
         )
 
 
-def _check_level(place: str, level: Level) -> None:
+def check_level(place: str, level: Level) -> None:
+    """Refuse a level whose values are no budget."""
     if not level.epsilon >= 0:
         fail(f"Expected {place}.epsilon >= 0 (or inf). Got {level.epsilon!r}.")
     if not 0 <= level.delta < 1:
@@ -67,7 +64,8 @@ def _check_level(place: str, level: Level) -> None:
         fail(f"Expected {place}.proven_epsilon >= 0 or null. Got {level.proven_epsilon!r}.")
 
 
-def _check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
+def check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
+    """Refuse a round that does not fit the levels, or draws people who allow nothing."""
     if r.steps < 1:
         fail(f"Expected {place}.steps >= 1. Got {r.steps!r}.")
     check_positive(**{f"{place}.noise_multiplier": r.noise_multiplier})
@@ -86,7 +84,7 @@ def _check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
     for index, level in enumerate(levels):
         if (level.epsilon == 0 or level.delta == 0) and not r.exposure(index).costs_nothing:
             fail(
-                f"Expected {place} never to draw level {index}, whose people allow epsilon={level.epsilon!r} at "
+                f"Expected {place} never to sample level {index}, whose people allow epsilon={level.epsilon!r} at "
                 f"delta={level.delta!r}: nothing. Got sample rate {r.sample_rates[index]!r}."
             )
     drawn = math.fsum(level.people * r.participation[i] * r.sample_rates[i] for i, level in enumerate(levels))

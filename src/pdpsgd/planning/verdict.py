@@ -1,42 +1,220 @@
-"""Why the result of a run is not for release: every reason in one place."""
+"""The headline of a result: holds for all, holds with exceptions, or not for release; every reason in one place.
+
+Everything that would make a headline false is an argument of `verdict` or is read off the plan. The terminal,
+the report page and `result.json` show what this function says, and nothing else.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pdpsgd.accounting.registry import accountant
+from pdpsgd.planning.plans import Plan
 
-if TYPE_CHECKING:
-    from pdpsgd.planning.plans import Plan
-
+HOLDS = "holds for all"
+EXCEPT = "holds, except"
+NOT_FOR_RELEASE = "not for release"
 
 GUESSABLE = "reproducible, guessable: not for release"
 
 
-AS_PUBLISHED = "as-published bookkeeping, the plan tells who was drawn: not for release"
+@dataclass(frozen=True)
+class Reason:
+    """Why a headline is not the best one.
+
+    `code` is for programs and stays the same; `sentence` is for people. `people` counts those for whom the
+    promise does not hold; None where the reason concerns everybody.
+    """
+
+    code: str
+    sentence: str
+    people: int | None = None
 
 
-UNPROVEN = "nothing is proven, the plan's accountant only approximates: not for release"
+@dataclass(frozen=True)
+class Verdict:
+    """What may be said of a result, and why not more.
+
+    `outcome` is one of `HOLDS`, `EXCEPT` and `NOT_FOR_RELEASE`.
+    """
+
+    outcome: str
+    people: int
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def is_for_release(self) -> bool:
+        """Whether nothing speaks against publishing the result."""
+        return self.outcome != NOT_FOR_RELEASE
+
+    @property
+    def headline(self) -> str:
+        """The outcome as one sentence."""
+        if self.outcome == NOT_FOR_RELEASE:
+            return "Not for release."
+        if self.outcome == EXCEPT:
+            excepted = sum(reason.people or 0 for reason in self.reasons)
+            return f"The promise holds for {self.people - excepted:,} of {self.people:,} people."
+        return f"The promise holds for all {self.people:,} people."
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The headline, then why, one sentence per reason."""
+        return (self.headline, *(reason.sentence for reason in self.reasons))
+
+    @property
+    def note(self) -> str | None:
+        """Why the result is not for release, in one line; None if it is for release."""
+        if self.is_for_release:
+            return None
+        why = [reason.sentence.rstrip(".") for reason in self.reasons if reason.people is None]
+        return f"{'; '.join(why)}: not for release"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict for JSON files."""
+        return {
+            "outcome": self.outcome,
+            "people": self.people,
+            "reasons": [
+                {"code": r.code, "sentence": r.sentence, **({} if r.people is None else {"people": r.people})}
+                for r in self.reasons
+            ],
+            "text": " ".join(self.sentences),
+        }
+
+
+def verdict(
+    plan: Plan,
+    *,
+    verified: bool | None = None,
+    seeded: bool = False,
+    weak_generator: str | None = None,
+    test_double: bool = False,
+    schema_from_data: bool = False,
+    ledger_off: bool = False,
+    unseen_code: Sequence[str] = (),
+    without_promise: int = 0,
+) -> Verdict:
+    """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
+
+    Guarantee: `HOLDS` is returned only if the plan was proven or verified for every level, and nothing was
+    reported that would void the proof.
+
+    Args:
+        plan: the plan that was executed.
+        verified: whether the plan was verified; None: whether this process computed or verified it.
+        seeded: samples and noise come from a seed that somebody knows.
+        weak_generator: name of the generator of samples and noise, if it is not cryptographic.
+        test_double: noise was left out, recorded or injected, as tests do.
+        schema_from_data: ranges, categories or classes were learned from the private data.
+        ledger_off: these people have a ledger, and the run was not entered in it.
+        unseen_code: what the guards could not see through, one short description each.
+        without_promise: people outside the plan whose records are used all the same, such as test people.
+
+    Returns:
+        The verdict with all its reasons, those against a release first.
+    """
+    circumstances = {
+        "seeded": seeded
+        and "Samples and noise come from a seed, so that who knows it can subtract the noise.",
+        "weak-generator": weak_generator is not None
+        and f"Samples and noise come from {weak_generator}, which is not cryptographic: its output can be predicted.",
+        "test-double": test_double and "Noise was left out, recorded or injected, as in a test.",
+        "schema-from-data": schema_from_data
+        and "Ranges, categories or classes were learned from the private data, which nothing accounts for.",
+        "ledger-off": ledger_off
+        and "The run was not entered in these people's ledger, so it is not counted later.",
+        "unseen-code": bool(unseen_code)
+        and f"The guards could not see through some code: {'; '.join(unseen_code)}.",
+    }
+    against = [
+        *_against_plan(plan, verified),
+        *(Reason(code, sentence) for code, sentence in circumstances.items() if sentence),
+    ]
+    exceptions = _exceptions(plan, without_promise)
+    outcome = NOT_FOR_RELEASE if against else EXCEPT if exceptions else HOLDS
+    return Verdict(outcome, plan.people + without_promise, (*against, *exceptions))
+
+
+def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:
+    """Why nothing that follows the plan is for release."""
+    found = []
+    if plan.not_for_release is not None:
+        found.append(Reason("marked-plan", plan.not_for_release))
+    elif lacks_proof(plan) and not accountant(plan.accountant).proves:
+        approximate = f"Nothing is proven: the plan's accountant, {plan.accountant}, only approximates."
+        found.append(Reason("unproven-accountant", approximate))
+    if verified is False or (verified is None and needs_to_be_verified(plan)):
+        found.append(Reason("unverified-plan", "The plan was not verified."))
+    if any(level.history for level in plan.levels) and not plan.history_fixed:
+        found.append(
+            Reason(
+                "adaptive-history",
+                "The plan counts earlier runs, and nothing says that it was fixed before their results were seen: "
+                "what is proven for all runs together may then not hold.",
+            )
+        )
+    return found
+
+
+def _exceptions(plan: Plan, without_promise: int) -> list[Reason]:
+    """For whom the promise does not hold, and why."""
+    over = [
+        x for x in plan.levels if x.people and x.proven_epsilon is not None and x.proven_epsilon > x.epsilon
+    ]
+    unlimited = sum(
+        x.people
+        for index, x in enumerate(plan.levels)
+        if math.isinf(x.epsilon) and not all(r.exposure(index).costs_nothing for r in plan.rounds)
+    )
+    found = []
+    if over:
+        people = sum(level.people for level in over)
+        most = max((x.proven_epsilon or 0.0) / x.epsilon if x.epsilon else math.inf for x in over)
+        share = f"up to {100 * most:,.1f} % of it" if math.isfinite(most) else "though they now allow nothing"
+        found.append(
+            Reason(
+                "above-budget",
+                f"Earlier runs have spent more than {_people(people)} now allow ({share}).",
+                people,
+            )
+        )
+    if unlimited:
+        found.append(
+            Reason("no-protection-asked", f"{_people(unlimited)} asked for no protection.", unlimited)
+        )
+    if without_promise:
+        found.append(
+            Reason(
+                "without-promise",
+                f"The records of {_people(without_promise)} are used without a promise.",
+                without_promise,
+            )
+        )
+    return found
+
+
+def _people(number: int) -> str:
+    return f"{number:,} {'person' if number == 1 else 'people'}"
 
 
 def release_note(plan: Plan, *, guessable: bool) -> str | None:
-    """Why results are not for release: the plan tells who was drawn or proves nothing, or the randomness can
-    be guessed."""
-    unproven = lacks_proof(plan) and not accountant(plan.accountant).proves
-    notes = [AS_PUBLISHED] * plan.sensitive + [UNPROVEN] * unproven + [GUESSABLE] * guessable
-    return "; ".join(notes) or None
+    """Say why results are not for release, as far as plan and seed tell; None if nothing speaks against it."""
+    return verdict(plan, seeded=guessable).note
 
 
 def needs_to_be_verified(plan: Plan) -> bool:
-    """Whether a plan says that something is proven, or should, and this process has neither made nor verified it."""
+    """Whether a plan claims a proof, or should, and this process has neither computed nor verified it."""
     claims = accountant(plan.accountant).proves or any(x.proven_epsilon is not None for x in plan.levels)
-    return claims and not plan.sensitive and not plan.is_proven_here
+    return claims and plan.not_for_release is None and not plan.is_proven_here
 
 
 def lacks_proof(plan: Plan) -> bool:
-    """Whether a sound plan promises something to people whom it draws, and does not say what it proves."""
-    return not plan.sensitive and any(
+    """Whether a plan promises something to people whom it samples, and does not say what it proves."""
+    return plan.not_for_release is None and any(
         level.proven_epsilon is None
         and math.isfinite(level.epsilon)
         and not all(r.exposure(index).costs_nothing for r in plan.rounds)

@@ -10,8 +10,8 @@ history.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
@@ -20,20 +20,14 @@ from scipy.special import logsumexp, ndtr, ndtri
 
 from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.errors import PdpsgdError
-
-if TYPE_CHECKING:
-    from pdpsgd.planning.plans import Plan
+from pdpsgd.errors import PromiseBroken
+from pdpsgd.planning.rounds import Level, Round
 
 FINENESS = (16, 64)
 """Grid points per standard deviation of a step's loss: first try, and second try before a plan is called
 wrong."""
 AGREEMENT = 2e-3
 """How far a plan's proven epsilon may lie below this accountant's before it is called a false claim."""
-
-
-class PromiseBroken(PdpsgdError):
-    """A plan that would give out more privacy loss than it promises, or that claims less than the truth."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +43,19 @@ class Verification:
         return all(e <= p for e, p in zip(self.epsilon, self.promised, strict=True))
 
 
-def verify(plan: Plan) -> Verification:
-    """Re-derive what every level of the plan spends; raise `PromiseBroken` if a promise or a claim does not
-    hold.
+def verify(levels: Sequence[Level], rounds: Sequence[Round]) -> Verification:
+    """Recompute what every level of a plan spends, and refuse a promise or a claim that does not hold.
 
-    Guarantee: if this returns for a plan with sound bookkeeping, each level's people have (epsilon, delta)-DP
-    as promised, whatever the accountant that made the plan did wrong.
+    Guarantee: if this returns, each level's people have (epsilon, delta)-DP as promised, whatever the
+    accountant that made the plan did wrong.
+
+    Raises:
+        PromiseBroken: the rounds cost a level more than it is promised, or than the plan claims.
     """
-    if plan.bookkeeping == "as-published":
-        from pdpsgd.planning.as_published import _verify_as_published
-
-        return _verify_as_published(plan)
     found = []
     known: dict[tuple[History, float], float] = {}
-    for index, level in enumerate(plan.levels):
-        history = simplify(plan.history_of(index))
+    for index, level in enumerate(levels):
+        history = simplify(level.history + tuple(r.exposure(index) for r in rounds))
         exposed = history != simplify(level.history)
         key = (history, level.delta)
         for fineness in FINENESS:
@@ -87,7 +79,7 @@ def verify(plan: Plan) -> Verification:
             )
         known[key] = epsilon
         found.append(epsilon)
-    return Verification(tuple(found), tuple(level.epsilon for level in plan.levels))
+    return Verification(tuple(found), tuple(level.epsilon for level in levels))
 
 
 def epsilon_upper_bound(history: History, delta: float, *, fineness: int = FINENESS[0]) -> float:

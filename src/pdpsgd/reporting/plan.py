@@ -49,21 +49,13 @@ def promise_parts(plan: Plan) -> list[str]:
         ),
         _promise_table(plan),
     ]
-    if not plan.sensitive and any(math.isfinite(level.epsilon) for level in plan.levels):
+    if plan.not_for_release is None and any(math.isfinite(level.epsilon) for level in plan.levels):
         made.insert(
             1,
             parts.chart(charts.promise_chart(plan, PAGE), title="Proven against promised", describe=describe),
         )
-    if plan.sensitive:
-        provable = max(level.provable_epsilon or 0 for level in plan.levels)
-        made.append(
-            parts.paragraph(
-                "As published, the paper would claim each level's epsilon. What can be proven is up to "
-                f"{provable:.4g}, at a "
-                f"delta {len(plan.rounds)} times as large.",
-                kind="note",
-            )
-        )
+    if plan.not_for_release is not None:
+        made.append(parts.paragraph(plan.not_for_release, kind="note"))
     if any(level.history for level in plan.levels):
         made.append(
             parts.paragraph("Proven figures include what earlier runs on the same people spent.", kind="note")
@@ -84,7 +76,7 @@ def _promise_table(plan: Plan) -> str:
                 span(row.rate, digits=3),
                 span(row.delta),
             )
-            for row in table_rows(plan)
+            for row in table_rows(plan.levels, plan.rounds)
         ],
         caption="Promised and proven, level by level"
         + ("; neighbouring levels together" if len(plan.levels) > 24 else ""),
@@ -94,7 +86,7 @@ def _promise_table(plan: Plan) -> str:
 def used_parts(plan: Plan) -> list[str]:
     """How much of what people allow is used, and when it is spent."""
 
-    allowed, used = allowed_and_used(plan)
+    allowed, used = allowed_and_used(plan.levels)
     if used is None or not allowed:
         return [parts.paragraph("Nothing is proven, so what was used cannot be said.")]
     unused = 100 * (1 - used / allowed)
@@ -190,7 +182,7 @@ def verify_parts(plan: Plan, check: Check) -> list[str]:
         parts.code(python),
         parts.paragraph(f"Fingerprint of the plan (SHA-256): {plan.digest}"),
     ]
-    if plan.sensitive:
+    if plan.not_for_release is not None:
         return made[:1]
     if check.broken is not None:
         made.insert(1, parts.paragraph(f"Checked while this page was written: {check.broken}", kind="note"))

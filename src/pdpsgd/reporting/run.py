@@ -29,12 +29,12 @@ from pdpsgd.training.finished_run import Run, read_run
 def write_run_report(folder: str | Path, output: str | Path | None = None) -> Path:
     """Write the page of a run, by default into its folder, and say where it is.
 
-    The page of a plan that tells who was drawn (as-published bookkeeping) gets a name that says so.
+    The page of a plan that is not for release gets a name that says so.
     """
     from pdpsgd.training.run_folder import SENSITIVE, write_atomically
 
     run = read_run(folder)
-    name = f"{SENSITIVE}-report.html" if run.plan.sensitive else "report.html"
+    name = f"{SENSITIVE}-report.html" if run.plan.not_for_release else "report.html"
     path = Path(folder) / name if output is None else Path(output)
     text = run_page(run)
     if not path.parent.is_dir():
@@ -71,14 +71,8 @@ def run_page(run: Run) -> str:
 
 def _verdict(run: Run, check: Check) -> str:
     plan = run.plan
-    if plan.sensitive:
-        return parts.verdict(
-            False,
-            "No promise is kept here.",
-            "The plan follows the published bookkeeping, in which only those who are drawn pay. What can "
-            "be proven for it is "
-            "more than people allowed. Not for release.",
-        )
+    if plan.not_for_release is not None:
+        return parts.verdict(False, "No promise is kept here.", f"{plan.not_for_release} Not for release.")
     if any(level.proven_epsilon is None for level in plan.levels if math.isfinite(level.epsilon)):
         return parts.verdict(
             False,
@@ -107,7 +101,7 @@ def _overview(run: Run) -> str:
     plan = run.plan
     from pdpsgd.planning.plan_table import allowed_and_used
 
-    allowed, used = allowed_and_used(plan)
+    allowed, used = allowed_and_used(plan.levels)
     pairs = [
         ("people on the list", f"{plan.people:,}"),
         ("levels of privacy", f"{len(plan.levels):,}"),

@@ -223,7 +223,7 @@ def tiers_of(plan: Plan, most: int = MOST_TIERS) -> tuple[Tier, ...]:
     from pdpsgd.planning.plan_table import rows
 
     tiers = []
-    for row in rows(plan, most):
+    for row in rows(plan.levels, plan.rounds, most=most):
         low, high = row.epsilon
         name = f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
         tiers.append(Tier(name, row.people, high, None if row.proven is None else row.proven[1], row.used))
@@ -273,7 +273,7 @@ def _outcome(
         seconds.append(time.monotonic() - started)
     if progress is not None:
         progress(mechanism, len(seeds), len(seeds))
-    allowed, used = allowed_and_used(made)
+    allowed, used = allowed_and_used(made.levels)
     return Outcome(
         mechanism=mechanism,
         plan=made,

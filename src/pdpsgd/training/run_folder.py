@@ -11,9 +11,8 @@
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
 | `SENSITIVE-do-not-publish.jsonl` | only if asked for: batch sizes, training losses |
 
-Never written unless asked for: who was drawn, sizes of batches, training losses. A plan that tells who was
-drawn (as-published bookkeeping) goes, with the promises made from it, into files whose names begin with
-SENSITIVE-do-not-publish.
+Never written unless asked for: who was drawn, sizes of batches, training losses. A plan that is
+not for release goes, with the promises made from it, into files whose names begin with SENSITIVE-do-not-publish.
 """
 
 from __future__ import annotations
@@ -99,13 +98,7 @@ class RunFolder:
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(("id", "asked_epsilon", "asked_delta", "proven_epsilon", "proven_delta", "level"))
-        # As-published bookkeeping proves nothing at the level's own delta, but something at a larger one.
-        proven = [
-            (level.proven_epsilon, level.delta)
-            if level.provable_epsilon is None
-            else (level.provable_epsilon, level.provable_delta)
-            for level in plan.levels
-        ]
+        proven = [(level.proven_epsilon, level.delta) for level in plan.levels]
         rows.writerows(
             (
                 name,
@@ -141,7 +134,7 @@ class RunFolder:
             file.writelines(json.dumps(plain(record)) + "\n" for record in records)
 
     def _named(self, name: str, plan: Plan) -> Path:
-        return self.path / (f"{SENSITIVE}-{name}" if plan.sensitive else name)
+        return self.path / (f"{SENSITIVE}-{name}" if plan.not_for_release else name)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(plain(value), indent=1) + "\n")
