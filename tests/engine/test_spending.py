@@ -54,7 +54,7 @@ def test_a_forfeited_step_is_spent(private):
 
 
 def test_a_plan_that_tells_who_was_drawn_is_marked(private, helpers):
-    plan = replace(helpers.plan(), not_for_release="It tells who is in which round.")
+    plan = replace(unproven(helpers.plan(), epsilon=1.0), not_for_release="It tells who is in which round.")
     run = private(plan=plan, seed=None)
     assert "not for release" in run.engine.release_note
     assert "who is in which round" in run.engine.release_note
@@ -91,7 +91,7 @@ def test_a_plan_changed_after_its_proof_is_verified_and_refused(private):
 
 def test_a_plan_whose_accountant_only_approximates_is_marked_and_its_spending_proven(private, helpers):
     run = private(plan=replace(unproven(helpers.plan(), epsilon=1.0), accountant="gdp"), seed=None)
-    assert "nothing is proven" in run.engine.release_note
+    assert "Nothing is proven" in run.engine.release_note
     run.train()
     truth = accountant("pld").epsilon(run.plan.history_of(0), 1e-5)
     assert run.engine.spent()[0].epsilon == pytest.approx(truth)

@@ -53,7 +53,7 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d["levels"][1].update(history=[[1, 0.1, "inf", 5]]), "noise > 0"),
         (lambda d: d["levels"][1].update(history=[[1, 0.1, 1.0, 50]]), "is promised epsilon=0.5"),
         (lambda d: d.update(neighbours="replace"), "neighbours='replace'"),
-        (lambda d: d.update(bookkeeping="free"), "bookkeeping='free'"),
+        (lambda d: d.update(bookkeeping="free"), "no proven_epsilon in a plan that is not for release"),
         (lambda d: d.update(accountant="mine"), "accountant='mine'"),
         (lambda d: d.pop("levels"), "a list 'levels'"),
         (lambda d: d.update(max_grad_norm=0), "max_grad_norm > 0"),
