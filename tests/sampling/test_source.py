@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import subprocess
 import sys
@@ -9,32 +10,28 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.verdict import GUESSABLE
-from pdpsgd.sampling.generators import AES, SHAKE
-from pdpsgd.sampling.noise import blocks
+from pdpsgd.sampling.generators import AES, SFC64, SHAKE, generator_of
 from pdpsgd.sampling.source import RandomSource
 
 KEY = bytes(range(32))
 SOURCES = {
-    "sfc64": {},
-    SHAKE: {"secure": True, "algorithm": SHAKE},
-    AES: {"secure": True, "algorithm": AES},
+    SFC64: {"secure": False},
+    SHAKE: {"algorithm": SHAKE},
+    AES: {"algorithm": AES},
 }
 
 
 @pytest.fixture(params=SOURCES)
 def options(request: pytest.FixtureRequest) -> dict:
-    if request.param == AES:
-        pytest.importorskip("cryptography", reason="AES comes with pdpsgd[secure]")
     return SOURCES[request.param]
 
 
 def noise_of(source: RandomSource, *, step: int, size: int = 1000) -> torch.Tensor:
-    noise = torch.zeros(size)
-    source.noise_([noise], standard_deviation=1.0, step=step)
-    return noise
+    totals = torch.zeros(size, dtype=torch.int64)
+    return source.release([totals], clipping_norm=1.0, noise_multiplier=1.0, step=step)[0]
 
 
 def test_key_and_step_decide_everything(options: dict) -> None:
@@ -54,7 +51,8 @@ def test_no_two_purposes_steps_ranks_or_keys_share_words(options: dict) -> None:
     for source, number, rank in itertools.product(sources, (0, 1, 2**40), (0, 1)):
         words.extend(source.draw_generator(step=number, rank=rank).random_raw(4).tolist())
         words.extend(source.round_generator(round=number, rank=rank).random_raw(4).tolist())
-        words.extend(source._generator("noise", number=number, rank=rank).random_raw(4).tolist())
+        for purpose in ("noise", "tails"):
+            words.extend(source._generator(purpose, number=number, rank=rank).random_raw(4).tolist())
     assert len(set(words)) == len(words)
 
 
@@ -62,6 +60,8 @@ def test_reading_words_in_parts_goes_on_and_does_not_repeat(options: dict) -> No
     generator = RandomSource.from_key(KEY, **options).draw_generator(step=0)
     words = np.concatenate([generator.random_raw(size) for size in (1, 0, 3, 1000, 1)])
     assert len(np.unique(words)) == 1005
+    at_once = RandomSource.from_key(KEY, **options).draw_generator(step=0).random_raw(1005)
+    np.testing.assert_array_equal(words, at_once)
 
 
 def test_the_noise_of_a_step_is_given_out_once(options: dict) -> None:
@@ -82,19 +82,19 @@ def test_steps_have_unrelated_noise(options: dict) -> None:
     assert abs(float((one * two).mean())) < 6 / 100_000**0.5
 
 
-def test_a_seed_is_reproducible_and_marked_as_guessable() -> None:
+def test_a_seed_is_reproducible_and_marked_as_not_for_release() -> None:
     one, other = RandomSource.from_seed(5), RandomSource.from_seed(5)
-    assert one.guessable
-    assert GUESSABLE in repr(one)
+    assert one.seeded
+    assert "not for release" in repr(one)
     assert one.key_bytes() == other.key_bytes() != RandomSource.from_seed(6).key_bytes()
     # torch's generator for CPUs cannot tell these two apart.
     assert one.key_bytes() != RandomSource.from_seed(5 + 2**32).key_bytes()
 
 
-def test_the_operating_systems_keys_are_new_each_time_and_not_guessable() -> None:
+def test_the_operating_systems_keys_are_new_each_time_and_secret() -> None:
     sources = [RandomSource.from_operating_system() for _ in range(3)]
     assert len({source.key_bytes() for source in sources}) == 3
-    assert not any(source.guessable for source in sources)
+    assert not any(source.seeded for source in sources)
 
 
 def test_global_seeds_neither_change_noise_nor_are_changed() -> None:
@@ -134,24 +134,15 @@ def test_seeds_that_are_no_whole_numbers_are_refused(seed: object) -> None:
         RandomSource.from_seed(seed)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("deviation", [0.0, -1.0, float("nan"), float("inf")])
-def test_noise_of_no_size_is_refused(deviation: float) -> None:
-    with pytest.raises(PdpsgdError, match="standard_deviation > 0 and finite"):
-        RandomSource.from_seed(0).noise_([torch.zeros(1)], standard_deviation=deviation, step=0)
-
-
-def test_whole_number_tensors_are_refused_before_any_noise_is_spent() -> None:
-    source, good = RandomSource.from_seed(0), torch.zeros(3)
-    with pytest.raises(PdpsgdError, match=r"tensors\[1\] to hold floating-point numbers. Got torch.int64"):
-        source.noise_([good, torch.zeros(3, dtype=torch.int64)], standard_deviation=1.0, step=0)
-    assert not good.any()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": SHAKE}, "algorithm='sfc64' for a source that is not secure"),
-        ({"secure": True, "algorithm": "sfc64"}, "algorithm to be one of 'aes-256-ctr', 'shake-256'"),
+        ({"secure": False, "algorithm": SHAKE}, f"algorithm='{SFC64}' for a source that is not secure"),
+        ({"algorithm": SFC64}, f"algorithm to be one of '{AES}', '{SHAKE}'"),
+        (
+            {"algorithm": "aes-256-ctr"},
+            "Got algorithm='aes-256-ctr'",
+        ),  # of version 0.1.0, whose noise was another one
     ],
 )
 def test_a_run_does_not_go_on_with_another_generator(options: dict, message: str) -> None:
@@ -172,10 +163,32 @@ def test_keys_and_draws_do_not_need_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_blocks_hold_every_element_once_and_are_bounded() -> None:
-    tensors = [torch.zeros(shape) for shape in ((3, 5), (), (0,), (100,), (7, 7), (1,))]
-    for block in blocks(tensors, size=32):
-        assert sum(part.numel() for part in block) <= 32
-        for part in block:
-            part += 1
-    assert all((tensor == 1).all() for tensor in tensors)
+# --- generators --------------------------------------------------------------------------------------------
+
+
+def test_the_default_is_cryptographic_and_says_so() -> None:
+    assert RandomSource.from_operating_system().cryptographic
+    assert RandomSource.from_seed(0).cryptographic
+    assert RandomSource.from_key(KEY).cryptographic
+    assert RandomSource.from_key(KEY).algorithm == AES
+    assert not RandomSource.from_operating_system(secure=False).cryptographic
+
+
+@pytest.mark.parametrize("algorithm", [AES, SHAKE])
+def test_cryptographic_words_are_uniform_in_every_byte(algorithm: str) -> None:
+    # Chi-square over the 256 values of each of the 8 bytes of a word; false-alarm rate 1e-8.
+    words = generator_of(algorithm, bytes(32)).random_raw(100_000)
+    for byte in words.view(np.uint8).reshape(-1, 8).T:
+        assert stats.chisquare(np.bincount(byte, minlength=256)).pvalue > 1e-8 / 8
+
+
+def test_aes_words_are_those_of_the_standard() -> None:
+    # The published answer for a key and a block of zeros; counter mode encrypts its counter, zero at first.
+    words = generator_of(AES, bytes(32)).random_raw(2)
+    assert words.astype("<u8").tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+
+
+def test_shake_words_are_those_of_the_standard_library() -> None:
+    words = generator_of(SHAKE, KEY).random_raw(300).astype("<u8").tobytes()
+    assert words[:1088] == hashlib.shake_256(KEY + bytes(8)).digest(1088)
+    assert words[1088:2176] == hashlib.shake_256(KEY + b"\1" + bytes(7)).digest(1088)

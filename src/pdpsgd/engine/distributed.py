@@ -85,7 +85,7 @@ class Ranks:
             return source
         key = self.spread_object(source.key_bytes() if self.first else None)
         return RandomSource.from_key(
-            key, secure=source.secure, guessable=source.guessable, algorithm=source.algorithm
+            key, secure=source.secure, seeded=source.seeded, algorithm=source.algorithm
         )
 
     def check_same(self, **values: Any) -> None:

@@ -225,7 +225,7 @@ class PrivacyEngine:
     @property
     def release_note(self) -> str | None:
         """Why results of this run are not for release; None if nothing speaks against it."""
-        return release_note(self.plan, guessable=self.source.guessable)
+        return release_note(self.plan, guessable=self.source.seeded)
 
     def spent(self) -> tuple[Spent, ...]:
         """What each level has spent up to now, if nothing decided to look now but public things.

@@ -39,7 +39,7 @@ def save_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mappin
         "run": describe_run(engine),
         "steps_done": engine.execution.steps_done,
         "forfeited": list(engine.execution.forfeited),
-        "source": {"secure": source.secure, "guessable": source.guessable, "algorithm": source.algorithm},
+        "source": {"secure": source.secure, "seeded": source.seeded, "algorithm": source.algorithm},
         "packed": packed,
         "journal": None
         if engine.journal is None

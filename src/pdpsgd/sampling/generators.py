@@ -1,11 +1,16 @@
-"""Streams of random 64-bit words: AES, SHAKE, SFC64."""
+"""Streams of uniform 64-bit words: AES and SHAKE, which are cryptographic, and SFC64, which is not.
+
+A generator is keyed with 32 bytes that nothing else is keyed with (see `source`), so it may begin at its beginning.
+Its name is recorded in checkpoints: with another one a resumed step would get other noise. A name stands for the words
+and for how noise is made of them, and changes if either does.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -13,36 +18,95 @@ from numpy.random.bit_generator import ISeedSequence
 from pdpsgd._typing import WordArray
 from pdpsgd.errors import check_one_of, fail
 
-if TYPE_CHECKING:
-    pass
-
-
-FAST = "sfc64"
+AES = "aes-256-ctr/box-muller"
+SHAKE = "shake-256/box-muller"
+SFC64 = "sfc64/box-muller"
+CRYPTOGRAPHIC = (AES, SHAKE)
 
 
 class BitGenerator(Protocol):
-    """What draws and noise are made of: uniform 64-bit words. Every bit generator of numpy is one."""
+    """A stream of uniform 64-bit words. Every bit generator of numpy is one."""
 
     def random_raw(self, size: int) -> WordArray:
-        """The next `size` words."""
+        """Return the next `size` words."""
         ...
 
 
-def _choose_algorithm(*, secure: bool, wanted: str | None) -> str:
-    if secure:
-        return choose_algorithm(wanted)
-    if wanted not in (None, FAST):
-        fail(f"Expected algorithm={FAST!r} for a source that is not secure. Got algorithm={wanted!r}.")
-    return FAST
+def choose_algorithm(*, secure: bool, wanted: str | None = None) -> str:
+    """Return the wanted generator's name, or the default's: AES, and SHAKE where nothing here can do AES.
+
+    Args:
+        secure: Whether the generator has to be cryptographic.
+        wanted: The name that a checkpoint recorded, to go on with the same generator.
+
+    Raises:
+        PdpsgdError: If the wanted generator is unknown, not here, or not of the kind that `secure` says.
+    """
+    if not secure:
+        if wanted not in (None, SFC64):
+            fail(f"Expected algorithm={SFC64!r} for a source that is not secure. Got algorithm={wanted!r}.")
+        return SFC64
+    if wanted is None:
+        return AES if has_aes() else SHAKE
+    check_one_of(CRYPTOGRAPHIC, algorithm=wanted)
+    if wanted == AES and not has_aes():
+        fail(f"Expected the package 'cryptography', for algorithm={AES!r}: pip install cryptography.")
+    return wanted
 
 
-def _fast_words(seed: bytes) -> BitGenerator:
+def has_aes() -> bool:
+    """Tell whether anything here can do AES."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def generator_of(algorithm: str, seed: bytes) -> BitGenerator:
+    """Return the generator of this name, keyed with a seed of 32 bytes, at its beginning."""
+    if algorithm == AES:
+        return _Aes(seed)
+    if algorithm == SHAKE:
+        return _Shake(seed)
     state: Any = _State(seed)
     return np.random.SFC64(state)
 
 
+class _Aes:
+    """AES-256 in counter mode, by the package `cryptography`; the counter begins at zero."""
+
+    def __init__(self, seed: bytes) -> None:
+        ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
+        self._encryptor = ciphers.Cipher(
+            ciphers.algorithms.AES(seed), ciphers.modes.CTR(bytes(16))
+        ).encryptor()
+
+    def random_raw(self, size: int) -> WordArray:
+        return _as_words(self._encryptor.update(bytes(8 * size)))
+
+
+class _Shake:
+    """SHAKE-256 of seed and number, chunk by chunk (hashlib gives a digest only from its beginning)."""
+
+    CHUNK = 8 * 136  # bytes: eight blocks of the hash function
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = seed
+        self._chunks = 0
+        self._left = b""
+
+    def random_raw(self, size: int) -> WordArray:
+        missing = 8 * size - len(self._left)
+        count = max(0, -(-missing // self.CHUNK))
+        numbers = range(self._chunks, self._chunks + count)
+        self._chunks += count
+        content = self._left + b"".join(map(self._chunk, numbers))
+        self._left = content[8 * size :]
+        return _as_words(content[: 8 * size])
+
+    def _chunk(self, number: int) -> bytes:
+        return hashlib.shake_256(self._seed + number.to_bytes(8, "little")).digest(self.CHUNK)
+
+
 class _State(ISeedSequence):
-    """Hands a derived seed to a generator of numpy as its state."""
+    """A derived seed as the state of a generator of numpy."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = seed
@@ -51,60 +115,5 @@ class _State(ISeedSequence):
         return np.frombuffer(self._seed, dtype=dtype)[:n_words]
 
 
-AES = "aes-256-ctr"
-
-
-SHAKE = "shake-256"
-
-
-ALGORITHMS = (AES, SHAKE)
-
-
-def choose_algorithm(wanted: str | None = None) -> str:
-    """The wanted generator, or the fastest that is there; a run is resumed with the one it began with."""
-    fastest = SHAKE if importlib.util.find_spec("cryptography") is None else AES
-    if wanted is None:
-        return fastest
-    check_one_of(ALGORITHMS, algorithm=wanted)
-    if wanted == AES != fastest:
-        fail(f"Expected the package 'cryptography', for algorithm={AES!r}: pip install 'pdpsgd[secure]'.")
-    return wanted
-
-
-class SecureWords:
-    """Words of a cryptographic generator, keyed with a seed of 32 bytes that nothing else is keyed with."""
-
-    def __init__(self, seed: bytes, *, algorithm: str) -> None:
-        self._stream: _Stream = _AesStream(seed) if algorithm == AES else _ShakeStream(seed)
-
-    def random_raw(self, size: int) -> WordArray:
-        """The next `size` words."""
-        return np.frombuffer(self._stream.read(8 * size), dtype="<u8").astype(np.uint64, copy=False)
-
-
-class _Stream(Protocol):
-    def read(self, size: int) -> bytes | bytearray: ...
-
-
-class _AesStream:
-    def __init__(self, seed: bytes) -> None:
-        ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-        # The counter may start at zero: every seed is used for one stream only.
-        mode = ciphers.modes.CTR(bytes(16))
-        self._encryptor = ciphers.Cipher(ciphers.algorithms.AES(seed), mode).encryptor()
-
-    def read(self, size: int) -> bytes:
-        stream: bytes = self._encryptor.update(bytes(size))
-        return stream
-
-
-class _ShakeStream:
-    def __init__(self, seed: bytes) -> None:
-        self._seed = seed
-        self._reads = 0
-
-    def read(self, size: int) -> bytes:
-        # Every read is a stream of its own, because hashlib gives a digest only from its beginning.
-        place = self._reads.to_bytes(8, "little")
-        self._reads += 1
-        return hashlib.shake_256(self._seed + place).digest(size)
+def _as_words(content: bytes) -> WordArray:
+    return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)

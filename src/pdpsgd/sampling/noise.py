@@ -1,185 +1,144 @@
-"""Randomness for those who expect an attacker: cryptographic words, and noise not betrayed by its last bits.
+"""Gaussian noise that survives finite precision: sums become integers, noise is added exactly, on a public grid.
 
-Words come from AES-256 in counter mode (the `cryptography` package, installed with `pdpsgd[secure]`) or,
-where that is missing, from SHAKE-256 of the standard library, some twelve times slower. To tell either from
-uniform words is to break it.
-
-Noise made in floating point has holes: some sums cannot come from some gradients, whatever the noise, so
-the last bits of a noised sum can tell gradients apart (Mironov, "On significance of the least significant
-bits for differential privacy", CCS 2012). Two things are done about it. Each number is the sum of four
-draws, whose possible values are too many and too dense to search (Holohan and Braghin, "Secure random
-sampling in differential privacy", arXiv:2107.10138). And the noised sum, worked out in float64, is rounded
-to a public grid, a thousand times finer than the noise, which removes the bits in which holes would show.
-This is mitigation, not proof: nothing here bounds what the remaining difference from a true Gaussian adds
-to delta.
+Noise added in floating point has holes: some sums cannot come from some gradients, so the last bits of a noised sum
+can tell gradients apart (Mironov, "On significance of the least significant bits for differential privacy", CCS 2012).
+Here a sum is rounded to integer multiples of a public unit first (`quantize`), so that all later arithmetic is exact:
+ranks add integers, noise is an integer, and the noised total is rounded to a public grid, a thousand times finer than
+the noise. With exact Gaussian noise this is post-processing of the Gaussian mechanism. What the finite precision of the
+noise itself adds is bounded in "Noise in finite precision" in `docs/theory.md`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdpsgd._typing import IntArray
+from pdpsgd.errors import check_positive, fail
+from pdpsgd.sampling import box_muller
 from pdpsgd.sampling.generators import BitGenerator
 
 if TYPE_CHECKING:
     import torch
 
-if TYPE_CHECKING:
-    import torch
+UNIT_BITS = 32  # the unit is 2^-32 clipping norms, or up to half of it
+GRID_BITS = 10  # the grid's step is 2^-10 standard deviations, or up to half of it
+# In clipping norms: no sum of fewer sampled people reaches it in any element, and 2^8 ranks may add theirs.
+LARGEST_SUM = 2**22
+LARGEST_NOISE_MULTIPLIER = 2**22
+_BLOCK = 2**14  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
 
 
-DRAWS = 4
-GRID_BITS = 10
+def unit_of(clipping_norm: float) -> float:
+    """Return the unit of integer sums: the power of two in (2^-33, 2^-32] clipping norms.
+
+    >>> unit_of(1.0) == unit_of(1.5) == 2.0**-32
+    True
+    """
+    check_positive(clipping_norm=clipping_norm)
+    _, exponent = math.frexp(clipping_norm)
+    return math.ldexp(1.0, exponent - 1 - UNIT_BITS)
 
 
-def add_secure_noise_(
-    tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
-) -> None:
-    """Add Gaussian noise to the tensors, in place, and round the result to the public grid.
+def rounding_charge(numbers: int) -> float:
+    """Return by how much, in clipping norms, `quantize` can move two neighboring sums further apart.
 
-    Guarantee: rounding is the same for all data, so it takes nothing from the privacy of the noised sum, and
-    each element's noise is Gaussian of this standard deviation, up to the rounding of float64 and of the grid
-    (which adds 1e-7 of the variance). See the module for what is and is not proven.
+    >>> rounding_charge(2**16) == 2.0**8 * 2.0**-32
+    True
+    """
+    return math.sqrt(numbers) * 2.0**-UNIT_BITS
+
+
+def quantize(sums: Sequence[torch.Tensor], *, clipping_norm: float) -> list[torch.Tensor]:
+    """Round sums of clipped gradients to integer multiples of a public unit, 2^-32 clipping norms or a little less.
+
+    Args:
+        sums: Floating-point tensors, best of float64: the clipped sum of this rank.
+        clipping_norm: The plan's clipping norm C, public.
+
+    Returns:
+        Tensors of int64 in the same shapes, on the same devices. Ranks add theirs: exactly, in any order.
+
+    Raises:
+        PdpsgdError: If an element is not finite, or of 2^22 clipping norms or more. Clipped gradients of fewer than
+            4,194,304 sampled people cannot do that, so that for those a refusal tells nothing about anybody.
+
+    Guarantee: the scaling is by a power of two, so exact, and every element moves by at most half a unit. So for sums
+    of d numbers altogether whose distance is at most x C, the results, times the unit, have a distance of at most
+    (x + `rounding_charge(d)`) C = (x + sqrt(d) 2^-32) C. Clip that much below the norm that the noise is for.
     """
     import torch
 
-    grid = grid_of(standard_deviation)
-    for block in blocks(tensors, size=2**14):
-        sizes = [tensor.numel() for tensor in block]
-        noise = normals(generator, sum(sizes)).mul_(standard_deviation)
-        for tensor, part in zip(block, torch.split(noise, sizes), strict=True):
-            noised = tensor.to("cpu", torch.float64) + part.view(tensor.shape)
-            tensor.copy_(noised.div_(grid).round_().mul_(grid))
+    unit = unit_of(clipping_norm)
+    largest = LARGEST_SUM * clipping_norm / unit
+    quantized = []
+    for place, total in enumerate(sums):
+        if not total.is_floating_point():
+            fail(f"Expected sums[{place}] to hold floating-point numbers. Got {total.dtype}.")
+        multiples = total.to(torch.float64).div(unit).round_()
+        if not bool((multiples.abs() < largest).all()):
+            # The value is private: it is not shown.
+            fail(
+                f"Expected every element of sums[{place}] to be finite and below {LARGEST_SUM:,} clipping norms "
+                f"(clipping_norm={clipping_norm!r}), as sums of clipped gradients are. Got another one."
+            )
+        quantized.append(multiples.to(torch.int64))
+    return quantized
 
 
-def grid_of(standard_deviation: float) -> float:
-    """The step of the public grid: the power of two that is 2^-10 to 2^-11 standard deviations.
+@dataclass(frozen=True)
+class Scale:
+    """The public figures of a release: noise and grid in units, and the grid's step as a number.
 
-    Exact in float32 out to 2^13 standard deviations, where float32 itself becomes the coarser grid.
-
-    >>> grid_of(1.0), grid_of(1.5)
-    (0.0009765625, 0.0009765625)
+    Noise has a standard deviation of `deviation` units; the grid's step is 2^`shift` units, which is `step`.
     """
-    _, exponent = math.frexp(standard_deviation)
-    return math.ldexp(1.0, exponent - 1 - GRID_BITS)
 
+    deviation: float
+    shift: int
+    step: float
 
-def normals(generator: BitGenerator, count: int) -> torch.Tensor:
-    """Standard normal numbers: each half the sum of four, by Box and Muller from 53-bit uniforms."""
-    import torch
+    @classmethod
+    def of(cls, *, clipping_norm: float, noise_multiplier: float) -> Scale:
+        """Return the figures for noise of standard deviation noise_multiplier * clipping_norm, never less.
 
-    half = (count + 1) // 2
-    words = generator.random_raw(2 * DRAWS * half) >> np.uint64(11)
-    uniforms = torch.from_numpy(words.astype(np.float64)).add_(0.5).mul_(2.0**-53)
-    uniform, turn = uniforms.view(2, DRAWS, half)
-    radius = uniform.log_().mul_(-2.0 / DRAWS).sqrt_()
-    angle = turn.mul_(2 * math.pi)
-    return torch.cat(((radius * angle.cos()).sum(0), (radius * angle.sin()).sum(0)))[:count]
-
-
-def blocks(tensors: Sequence[torch.Tensor], *, size: int = 2**16) -> Iterator[list[torch.Tensor]]:
-    """All elements of the tensors in order, as lists of views with at most `size` elements together.
-
-    Small tensors share a block, so that noise is made in one go; large ones are cut, so that the memory for
-    it is bounded and stays in the cache. A large tensor that is not contiguous is a block of its own.
-    """
-    block: list[torch.Tensor] = []
-    room = size
-    for tensor in tensors:
-        cut = tensor.numel() > size and tensor.is_contiguous()
-        flat = tensor.view(-1) if cut else tensor
-        for piece in [flat[at : at + size] for at in range(0, len(flat), size)] if cut else [tensor]:
-            if block and piece.numel() > room:
-                yield block
-                block, room = [], size
-            block.append(piece)
-            room -= piece.numel()
-    if block:
-        yield block
-
-
-_KEPT_BLOCKS = 16
-
-
-_BLOCK = 2**16
-
-
-_AHEAD = 8
-
-
-def _is_small(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the tensors are one block, here, of no more than single precision."""
-    import torch
-
-    alike = all(tensor.device.type == "cpu" and tensor.dtype != torch.float64 for tensor in tensors)
-    return alike and sum(tensor.numel() for tensor in tensors) <= _BLOCK
-
-
-class _NoiseBlock:
-    """Makes normal numbers in the shapes of some tensors, for some steps; keeps its memory for the next time."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], *, steps: int) -> None:
-        import torch
-
-        sizes = [tensor.numel() for tensor in tensors]
-        self._half = (sum(sizes) + 1) // 2
-        self._angle, self._uniform, self._extra = torch.empty(3, steps, self._half)
-        self._low_bits = torch.empty(steps, self._half, dtype=torch.int32)
-        self._smallest = torch.tensor(2.0**-40)
-        self._pairs = torch.empty(steps, 2, self._half)
-        self._parts = [
-            [
-                part.view(tensor.shape)
-                for part, tensor in zip(torch.split(row.view(-1)[: sum(sizes)], sizes), tensors, strict=True)
-            ]
-            for row in self._pairs
-        ]
-
-    def make(self, generators: Sequence[BitGenerator]) -> list[list[torch.Tensor]]:
-        """Independent standard normal numbers by Box and Muller, valid until the next call: two from a word.
-
-        For each step from a generator of its own. Of a word's 64 bits, 24 are the angle and 39 the radius. A
-        float keeps the leading bits of a small number, so 39 bits reach sqrt(2 * 40 * ln 2) = 7.4 standard
-        deviations. The customary 24 bits end at 5.8, and a record that moves the sum past the end gives itself
-        away: at a noise multiplier of 0.6 that has a chance of 2e-5 each time it is drawn, against 4e-9 here.
+        >>> Scale.of(clipping_norm=1.0, noise_multiplier=1.0).step == 2.0**-10
+        True
         """
-        import torch
-
-        rows = np.stack([generator.random_raw(self._half) for generator in generators])
-        words = torch.from_numpy(rows.view(np.int32))
-        first, second = words[:, : self._half], words[:, self._half :]
-        extra = self._extra.copy_(torch.bitwise_and(first, 0xFF, out=self._low_bits))
-        angle = self._angle.copy_(first.bitwise_and_(~0xFF)).mul_(math.pi / 2**31)
-        uniform = self._uniform.copy_(second.bitwise_and_(0x7FFFFFFF)).add_(extra, alpha=2.0**-8)
-        torch.add(self._smallest, uniform, alpha=2.0**-31, out=uniform)
-        radius = uniform.log_().mul_(-2.0).sqrt_()
-        torch.cos(angle, out=self._pairs[:, 0])
-        torch.sin(angle, out=self._pairs[:, 1])
-        self._pairs.mul_(radius[:, None])
-        return self._parts
+        check_positive(noise_multiplier=noise_multiplier)
+        if noise_multiplier > LARGEST_NOISE_MULTIPLIER:
+            fail(
+                f"Expected noise_multiplier <= {LARGEST_NOISE_MULTIPLIER:,}. "
+                f"Got noise_multiplier={noise_multiplier!r}."
+            )
+        unit = unit_of(clipping_norm)
+        deviation = math.nextafter(noise_multiplier * (clipping_norm / unit), math.inf)
+        _, exponent = math.frexp(deviation)
+        shift = max(0, exponent - 1 - GRID_BITS)
+        return cls(deviation, shift, math.ldexp(unit, shift))
 
 
-def _add_fine_noise_(tensor: torch.Tensor, standard_deviation: float, generator: BitGenerator) -> None:
-    """Noise for float64: coarser numbers would leave the sum's last bits as they are, to be read off."""
-
-    for (piece,) in blocks([tensor]):
-        noise = normals(generator, piece.numel()).view(piece.shape)
-        piece.add_(noise, alpha=standard_deviation)
-
-
-def _add_noise_on_device_(
-    tensors: Sequence[torch.Tensor], standard_deviation: float, generator: BitGenerator
+def add_noise(
+    total: IntArray, noised: np.ndarray, scale: Scale, words: BitGenerator, further: BitGenerator
 ) -> None:
-    import torch
+    """Add noise to integers, round to the grid, and write the results as floating-point numbers.
 
-    generators: dict[torch.device, torch.Generator] = {}
-    for tensor in tensors:
-        if tensor.device not in generators:
-            generators[tensor.device] = torch.Generator(tensor.device)
-            generators[tensor.device].manual_seed(int(generator.random_raw(1)[0]))
-        precision = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        noise = torch.empty(tensor.shape, dtype=precision, device=tensor.device)
-        tensor.add_(noise.normal_(0.0, standard_deviation, generator=generators[tensor.device]))
+    Args:
+        total: One-dimensional, in units.
+        noised: Where results go, of float32 or float64, of the same length.
+        scale: Noise and grid.
+        words: The step's words; as many as numbers are read, up to a multiple of 16.
+        further: The step's words that continue a radius.
+    """
+    half = (1 << scale.shift) >> 1
+    for start in range(0, len(total), _BLOCK):
+        part = total[start : start + _BLOCK]
+        noise = box_muller.normals(words, further, len(part), scale=scale.deviation)
+        moved = np.rint(noise, out=noise).astype(np.int64)
+        moved += part
+        moved += half
+        moved >>= scale.shift  # floor(x / step + 1/2): the same for all multiples of the step
+        noised[start : start + _BLOCK] = moved.astype(np.float64) * scale.step

@@ -1,0 +1,149 @@
+"""Normal numbers from uniform words by the method of Box and Muller, the same bits on every machine.
+
+Everything is done with additions, products, quotients and square roots of float64, which IEEE 754 defines to the last
+bit; logarithm, sine and cosine are polynomials. So this file, which needs nothing but numpy, and the compiled code
+(`native.c`, several times faster) give equal bits, and a run can go on where another machine left it.
+
+Of sixteen numbers that belong together, eight pairs, the pairs' radii come from the first eight words and their angles
+from the next eight. The first number of each pair comes first, then the second of each.
+
+The radius is sqrt(-2 ln u) for u uniform in (0, 1). Both small u (the tails) and u near 1 (the center) have 53
+significant bits, of u and of 1 - u: a word of which fewer than 53 bits are left is continued with words of a second
+generator, once in 1,024 pairs. So u is never 0, and numbers reach 35 standard deviations. The angle has 61 bits
+within an eighth of a turn; which eighth, three bits say.
+
+Guarantee: take uniform words as the leading bits of u and of the angle. Then a number x computed here differs from the
+exact normal number z that belongs to them by at most 2^-50 |z| + 2^-60 (1 + |z| + |z'|), where z' is the other number
+of the pair, as long as u > 2^-843 and 1 - u > 2^-843. See "Noise in finite precision" in `docs/theory.md`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from pdpsgd.sampling.generators import BitGenerator
+
+PAIRS = 8
+GROUP = 2 * PAIRS  # numbers, and words, that belong together
+MOST_WORDS = 14  # for one radius: 896 bits, 35.2 standard deviations
+
+# Found by Remez's algorithm, lowest power first. With f in [sqrt(1/2) - 1, sqrt(2) - 1] and s = f / (2 + f),
+# ln(1 + f) = f - s * (f - s^2 LOG(s^2)) to 2^-57; for f in [0, 1], sin(f pi / 4) = f * (pi / 4 + f^2 SIN(f^2)) to
+# 2^-56 and cos(f pi / 4) = 1 + f^2 COS(f^2) to 2^-55 (all relative).
+LOG = (
+    0.666666666666667,
+    0.3999999999989851,
+    0.2857142862637019,
+    0.2222221107751543,
+    0.18182892881223728,
+    0.15331608113624687,
+    0.14617735358744183,
+)
+SIN = (
+    -0.08074551218828077,
+    0.002490394570192008,
+    -3.657620417386549e-05,
+    3.1336165355571974e-07,
+    -1.7571791896413924e-09,
+    6.887487884376266e-12,
+)
+COS = (
+    -0.30842513753404244,
+    0.015854344243815488,
+    -0.0003259918869271997,
+    3.590860447449052e-06,
+    -2.4611366239158276e-08,
+    1.1500679776350424e-10,
+    -3.863159461753804e-13,
+)
+QUARTER_PI = math.pi / 4
+LN2_HIGH = float.fromhex("0x1.62e42fefa38p-1")  # 42 bits: exact times any exponent there is
+LN2_LOW = float.fromhex("0x1.ef35793c7673p-45")
+NEAR_ONE = 0.2928932188134524  # 1 - sqrt(1/2): above, 1 - u is taken as u / 2^-1 - 1
+_SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
+_SIGN = np.uint64(1 << 63)
+
+_Floats = npt.NDArray[np.float64]
+_Integers = npt.NDArray[np.int64]
+
+
+def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: float = 1.0) -> _Floats:
+    """Return independent normal numbers of standard deviation `scale`.
+
+    Args:
+        words: Where the words of radii and angles come from, as many as numbers.
+        further: Where the rare words come from that continue a radius.
+        count: How many; up to a multiple of 16, further numbers are made and thrown away.
+        scale: The standard deviation.
+    """
+    groups = -(-count // GROUP)
+    pairs = words.random_raw(GROUP * groups).reshape(groups, 2, PAIRS)
+    radius = _radii(pairs[:, 0], further)
+    radius *= scale
+    numbers = np.stack(_turned(radius, pairs[:, 1]), axis=1)
+    return numbers.reshape(-1)[:count]
+
+
+def _radii(words: npt.NDArray[np.uint64], further: BitGenerator) -> _Floats:
+    signed = words.view(np.int64)
+    upper = signed < 0
+    # The distance of u from 0 or, if that is nearer, from 1, in units of 2^-64.
+    distance = signed ^ (signed >> 63)
+    nearness = distance.astype(np.float64) * 2.0**-64
+    for place in zip(*np.nonzero(distance < 2**53), strict=True):
+        nearness[place] = continued(int(distance[place]), further)
+    exponent, fraction = _split(nearness)
+    far = nearness >= NEAR_ONE
+    exponent = np.where(upper, np.where(far, 1.0, 0.0), exponent)
+    fraction = np.where(upper, np.where(far, 1.0 - 2.0 * nearness, -nearness), fraction)
+    half = _minus_log(exponent, fraction)
+    radius: _Floats = np.sqrt(half + half)
+    return radius
+
+
+def continued(distance: int, further: BitGenerator) -> float:
+    """Return a number of 64 bits, in units of 2^-64, with further words until it has 53 significant bits."""
+    bits = 64
+    while distance < 2**53 and bits < 64 * MOST_WORDS:
+        distance = distance << 64 | int(further.random_raw(1)[0])
+        bits += 64
+    return math.ldexp(float(max(distance, 1)), -bits)
+
+
+def _split(number: _Floats) -> tuple[_Floats, _Floats]:
+    """Return e and f with number = 2^-e (1 + f), and 1 + f between the square roots of 1/2 and 2."""
+    bits = number.view(np.int64)
+    exponent = (bits - _SQRT_HALF_BITS) >> 52
+    mantissa = (bits - (exponent << 52)).view(np.float64)
+    return (-exponent).astype(np.float64), mantissa - 1.0
+
+
+def _minus_log(exponent: _Floats, fraction: _Floats) -> _Floats:
+    """Return -ln(2^-e (1 + f))."""
+    s = fraction / (2.0 + fraction)
+    square = s * s
+    correction = s * (fraction - square * _polynomial(LOG, square))
+    return exponent * LN2_HIGH + ((correction + exponent * LN2_LOW) - fraction)
+
+
+def _turned(radius: _Floats, words: npt.NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
+    """Return the two coordinates of a point at the radius, turned by the angle that the word says."""
+    part = (words & np.uint64(2**61 - 1)).view(np.int64).astype(np.float64) * 2.0**-61
+    square = part * part
+    sine = radius * (part * (QUARTER_PI + square * _polynomial(SIN, square)))
+    cosine = radius * (1.0 + square * _polynomial(COS, square))
+    swapped = (words & np.uint64(1 << 61)) != 0
+    first = np.where(swapped, sine, cosine).view(np.uint64) ^ (words & _SIGN)
+    second = np.where(swapped, cosine, sine).view(np.uint64) ^ ((words << np.uint64(1)) & _SIGN)
+    return first.view(np.float64), second.view(np.float64)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: _Floats) -> _Floats:
+    value = np.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value *= x
+        value += coefficient
+    return value
