@@ -114,8 +114,12 @@ def train(
     ] = None,
     secure: Annotated[
         bool,
-        option("--secure", help="Draws and noise from a cryptographic generator (slower).", panel=TRAINING),
-    ] = False,
+        option(
+            "--secure/--no-secure",
+            help="A cryptographic generator for draws and noise; without, not for release.",
+            panel=TRAINING,
+        ),
+    ] = True,
     run_folder: Annotated[
         Path | None,
         option(

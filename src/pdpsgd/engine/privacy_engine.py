@@ -87,7 +87,7 @@ class PrivacyEngine:
         max_physical_batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         seed: int | None = None,
-        secure: bool = False,
+        secure: bool = True,
         source: RandomSource | None = None,
         on_fresh_model: Callable[[int], None] | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
@@ -103,7 +103,8 @@ class PrivacyEngine:
         At the first batch, a model or loss in which examples mix is refused; `criterion(outputs, targets)`,
         if given, is probed for that, otherwise the loop is watched (see `loss_watch`).
         `max_physical_batch_size` bounds memory: the loader yields a step in several batches, and `step()`
-        only adds up until the last. `seed` makes the run reproducible, guessable and so not for release.
+        only adds up until the last. `seed` makes the run reproducible and so not for release,
+        and so does `secure=False`, which uses a generator that is not cryptographic.
         With `views` the loop sends each record through the model in so many augmented views, in consecutive
         rows (`inputs.repeat_interleave(views, 0)`): their gradients are averaged before clipping, so a record
         counts once. `on_fresh_model(round)` is called where the plan starts a new model, and must reset the
@@ -225,7 +226,7 @@ class PrivacyEngine:
     @property
     def release_note(self) -> str | None:
         """Why results of this run are not for release; None if nothing speaks against it."""
-        return release_note(self.plan, guessable=self.source.seeded)
+        return release_note(self.plan, guessable=self.source.seeded or not self.source.cryptographic)
 
     def spent(self) -> tuple[Spent, ...]:
         """What each level has spent up to now, if nothing decided to look now but public things.

@@ -134,7 +134,7 @@ def fit(
     evaluate_every: int | None = None,
     max_physical_batch_size: int | None = None,
     seed: int | None = None,
-    secure: bool = False,
+    secure: bool = True,
     run_folder: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
@@ -163,7 +163,8 @@ def fit(
 
     With a `run_folder` the run leaves its plan, model, promises and history there, and checkpoints to
     `resume` from; `sensitive=True` also logs batch sizes and training losses, in a file that says so. `seed`
-    makes a run reproducible, guessable and so not for release; `secure=True` uses a cryptographic generator.
+    makes a run reproducible and so not for release, and so does `secure=False`, which uses a generator that is
+    not cryptographic.
 
     Guarantee: the returned model, and everything else in the result and the run folder (apart from files
     named SENSITIVE, and the checkpoint while the run lasts), gives every person of level l the (epsilon_l,
