@@ -191,7 +191,10 @@ def test_another_norm_than_the_plans_scales_the_noise_with_it(private, helpers):
 
 
 def test_bfloat16_models_get_their_noise_in_float32(private, helpers):
-    run = private(module=helpers.module().to(torch.bfloat16), data=_in_bfloat16(helpers.data(40)), seed=2)
+    # With other draws the first batch's mean loss may be too coarse in bfloat16 for the loop to be checked.
+    run = private(
+        module=helpers.module().to(torch.bfloat16), data=_in_bfloat16(helpers.data(40)), secure=False
+    )
     run.train()
     assert all(parameter.grad.dtype == torch.bfloat16 for parameter in run.module.parameters())
     assert all(total.dtype == torch.float32 for total in run.engine.gradients.sums.values())
