@@ -1,21 +1,31 @@
-"""Refuses models and losses in which examples mix: then per-example gradients do not exist, and nothing is proven."""
+"""Refuses models and losses in which examples mix: then per-example gradients do not exist, and nothing is proven.
+
+A loss function is tried on made-up outputs (`loss`). The model, and a loss that it computes itself, are tried on rows
+of the batch that differ (each class, the largest, the smallest): alone, among few and among all, each output by itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.engine.batches import RandomStates, call, has_rows, map_tensors, tensors
+from pdpsgd.engine.batches import RandomStates, call, has_rows, tensors
+from pdpsgd.engine.checks.loss import check_loss
+from pdpsgd.engine.checks.replay import CannotTellError
+from pdpsgd.engine.checks.rows import differing_rows, pick, sorted_rows
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
 from pdpsgd.gradients.clipping import ClippedGradients, of_module
 
 Loss = Callable[..., Tensor]
 
-EXAMPLES = 4
+# As many as fit into this many numbers of materialized per-example gradients.
+MOST_ROWS, LEAST_ROWS, MOST_NUMBERS = 12, 4, 2**25
+MOST_OUTPUTS = 8
 # Relative to the gradient's norm. Rounding differs between batch sizes; mixing is far coarser than this.
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 MOVED_BY = 1e-3
@@ -32,53 +42,139 @@ def check_examples_do_not_mix(
 ) -> bool:
     """Refuse a model or loss in which an example's gradient depends on the rest of the batch.
 
-    `inputs` is what the model is called with (a tuple or dict is spread out), and `loss(outputs, targets)`, or
-    `loss(outputs)` without targets, is reduced over the batch as `loss_reduction` says. The first few examples of
-    the batch (of `size`; by default the first tensor's) are used. Returns whether there were enough of them (two).
+    Args:
+        module: The model; it may be private already.
+        loss: `loss(outputs, targets)`, or `loss(outputs)` where `targets` is None.
+        inputs: What the model is called with; a tuple or dict is spread out.
+        targets: What the loss is called with beside the outputs.
+        loss_reduction: How the loss is reduced over the batch, "mean" or "sum".
+        size: The number of examples in the batch; by default the first dimension of the first tensor.
 
-    Two things are compared: without dropout, an example's gradient alone (plain autograd) with its gradient in the
-    batch (as it will be clipped); and in training mode with the same random numbers, the gradients of the other
-    examples before and after one example is exchanged. What is found has to be found also with slightly other weights:
-    where two numbers of a maximum are equal but for rounding, batches of two sizes may pick different ones (on images
-    once in some thousand probes). Nothing is left behind: parameters, buffers, modes and the random state stay as they
-    were.
+    Returns:
+        Whether there were enough examples to tell (two).
 
-    Guarantee: none by itself. A probe on a few examples finds what mixes for them; mixing that depends on rare values
-    can stay unseen.
+    Raises:
+        PdpsgdError: Examples mix, or the loss is reduced otherwise than `loss_reduction` says.
+
+    The loss is tried on made-up outputs. Of the whole, some rows that differ are tried: without dropout, an example's
+    gradient alone (plain autograd) against its gradient in the batch (as it will be clipped); in training mode with the
+    same random numbers, the gradients of the other examples before and after one example is replaced. Then the whole
+    batch: outputs and gradients of these rows among all rows, and the gradient of all rows against that of parts. What
+    is found has to be found also with slightly other weights: where two numbers of a maximum are equal but for
+    rounding, batches of two sizes may pick different ones (on images once in some thousand probes). Nothing is left
+    behind: parameters, buffers, modes and the random state stay as they were.
+
+    Guarantee: none by itself. Mixing that depends on values that this batch does not have can stay unseen.
     """
     check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
     size = _batch_size(inputs) if size is None else size
     if size < 2:
         return False
-    examples = min(EXAMPLES, size)
-    batch = _pick((inputs, targets), list(range(examples)), size)
-    watching = of_module(module)
-    gradients = watching or ClippedGradients(module)
-    probe = _Probe(gradients, loss, loss_reduction, examples)
-    try:
-        with _left_as_it_was(module):
-            probe.confirm(probe.compare_alone_with_batch, batch)
-            probe.confirm(probe.compare_with_one_exchanged, batch)
-    finally:
-        gradients.forget()
-        if watching is None:
-            gradients.remove()
+    with _probing(module, size, (inputs, targets), loss_reduction) as probe:
+        outputs = probe.outputs_of_few()
+        check_loss(loss, outputs, targets, rows=len(probe.rows), size=size, loss_reduction=loss_reduction)
+        probe.confirm(partial(probe.compare_alone_with_batch, loss))
+        probe.confirm(partial(probe.compare_with_one_replaced, loss))
+        probe.confirm(probe.compare_few_with_all)
+        probe.confirm(partial(probe.compare_parts_with_all, loss))
     return True
 
 
-class _Probe:
-    def __init__(self, gradients: ClippedGradients, loss: Loss, loss_reduction: str, examples: int) -> None:
-        self.gradients, self.loss, self.loss_reduction, self.examples = (
-            gradients,
-            loss,
-            loss_reduction,
-            examples,
-        )
-        self.parameters = [parameter for parameter in gradients.sums if parameter.requires_grad]
-        self.tolerance = max((TOLERANCES[parameter.dtype] for parameter in self.parameters), default=0.0)
+def check_model(module: nn.Module, inputs: Any, *, size: int) -> None:
+    """Refuse a model in which examples mix, by each of its outputs that has a row per example.
 
-    def confirm(self, compare: Callable[[Any], None], batch: Any) -> None:
-        """Compare, and refuse what is found but by an accident of rounding.
+    Guarantee: none by itself, as for `check_examples_do_not_mix`.
+    """
+    if size < 2:
+        return
+    numbers = torch.zeros(size)  # from their count, the loss knows that of the examples
+    with _probing(module, size, (inputs, numbers), "mean") as probe:
+        leaves = tensors(probe.outputs_of_few())
+        places = [place for place, leaf in enumerate(leaves) if _by_row(leaf, len(probe.rows)) is not None]
+        places = [place for place in places if leaves[place].is_floating_point()][-MOST_OUTPUTS:]
+        if not places:
+            raise CannotTellError("it gives no tensor in which the examples can be told")
+        for place in places:
+            probe.confirm(partial(probe.compare_alone_with_batch, partial(_loss_of_output, place)))
+            probe.confirm(partial(probe.compare_with_one_replaced, partial(_loss_of_output, place)))
+        probe.confirm(probe.compare_few_with_all)
+
+
+def check_own_loss(
+    module: nn.Module, inputs: Any, place: int, *, size: int, loss_reduction: str | None
+) -> str | None:
+    """Refuse a model that mixes examples in a loss of its own, the tensor at this place among its outputs.
+
+    Only plain autograd is used: a pass that waits to be collected is left alone.
+
+    Args:
+        module: The model.
+        inputs: What the model is called with.
+        place: The number of the loss among the tensors of the outputs.
+        size: The number of examples in the batch.
+        loss_reduction: How it must be reduced over the batch; None if either will do.
+
+    Returns:
+        "mean" or "sum"; None if it cannot be told, because the model draws random numbers.
+    """
+    with _probing(module, size, (inputs, None), loss_reduction, keep=True) as probe:
+        loss = partial(_tensor_at, place)
+        probe.confirm(partial(probe.compare_parts_with_all, loss))
+        return probe.found_reduction
+
+
+@contextmanager
+def _probing(
+    module: nn.Module, size: int, batch: Any, loss_reduction: str | None, *, keep: bool = False
+) -> Iterator[_Probe]:
+    instrumented = of_module(module)
+    gradients = instrumented or ClippedGradients(module)
+    try:
+        with _left_as_it_was(module):
+            yield _Probe(gradients, batch, size, loss_reduction)
+    finally:
+        if not keep:
+            gradients.forget()
+        if instrumented is None:
+            gradients.remove()
+
+
+class _Probe:
+    """Comparisons of gradients in batches of several sizes."""
+
+    def __init__(
+        self, gradients: ClippedGradients, batch: Any, size: int, loss_reduction: str | None
+    ) -> None:
+        self.gradients, self.batch, self.size = gradients, batch, size
+        self.loss_reduction = loss_reduction
+        self.found_reduction: str | None = None
+        self.parameters = [parameter for parameter in gradients.sums if parameter.requires_grad]
+        kind = next((parameter.device.type for parameter in self.parameters), "cpu")
+        dtypes = [parameter.dtype for parameter in self.parameters]
+        dtypes += [torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else []
+        self.tolerance = max((TOLERANCES[dtype] for dtype in dtypes), default=0.0)
+        numbers = max(1, sum(parameter.numel() for parameter in self.parameters))
+        most = max(LEAST_ROWS, min(MOST_ROWS, MOST_NUMBERS // numbers))
+        self.rows = differing_rows(batch, size, most=most)
+        self.few = pick(batch, self.rows, size)
+
+    @property
+    def examples(self) -> int:
+        """Return the number of rows that are tried one by one."""
+        return len(self.rows)
+
+    def outputs_of_few(self) -> Any:
+        """Return the model's outputs for the rows that are tried one by one."""
+        state = torch.get_rng_state()
+        with self._evaluating(), torch.no_grad():
+            first, second = (call(self.gradients.module, self.few[0]) for _ in range(2))
+        same = all(map(_equal, tensors(first), tensors(second)))
+        if not same and torch.equal(state, torch.get_rng_state()):
+            _refuse("the model gives the same examples other outputs when it is called again")
+        return second
+
+    def confirm(self, compare: Callable[[], None]) -> None:
+        """Compare, and refuse what is found unless an accident of rounding explains it.
 
         Such an accident is there again with the same weights, and gone where they are moved a little. All comparisons
         see the same random numbers. What is not found again with the same weights is no accident: the model keeps
@@ -92,7 +188,7 @@ class _Probe:
             states.restore()
             with torch.random.fork_rng(devices):
                 try:
-                    compare(batch)
+                    compare()
                 except PdpsgdError as error:
                     return error
             return None
@@ -105,81 +201,208 @@ class _Probe:
         if refused_elsewhere is not None or is_refused() is None:
             raise refused
 
-    def compare_alone_with_batch(self, batch: Any) -> None:
+    def compare_alone_with_batch(self, loss: Loss) -> None:
+        """Compare the gradient of an example alone, in plain autograd, with its gradient in a batch."""
         self.gradients.module.eval()
         state = torch.get_rng_state()
         with self.gradients.recording_in_evaluation():
-            together = self._in_batch(batch)
+            together = self._in_batch(loss, self.few)
         if not torch.equal(state, torch.get_rng_state()):
             return  # a model that draws random numbers when it is evaluated: alone, it would draw others
         alone = torch.stack(
-            [self._alone(_pick(batch, [index], self.examples)) for index in range(self.examples)]
+            [self._total(loss, pick(self.few, [index], self.examples)) for index in range(self.examples)]
         )
         if self._differ(together, alone).any():
             other = "sum" if self.loss_reduction == "mean" else "mean"
             factor = self.examples if other == "sum" else 1 / self.examples
             if not self._differ(together, alone * factor).any():
-                fail(
-                    f'Expected a loss reduced over the batch as loss_reduction="{self.loss_reduction}". Got one that '
-                    f'is a {other}: change the loss, or say loss_reduction="{other}".'
-                )
+                self._refuse_reduction(other)
             index = int(self._differ(together, alone).nonzero()[0])
-            fail(
-                f"Examples mix in this model or loss: the gradient of example {index} alone has norm "
-                f"{float(alone[index].norm()):.4g}, in a batch of {self.examples} it differs from that by "
-                f"{float((together[index] - alone[index]).norm()):.4g}. Every example's loss must depend on that "
-                "example only, and the batch's loss be their plain mean or sum: no class weights or ignored targets "
-                "normalized over the batch, no contrastive terms, no statistics of the batch."
+            _refuse(
+                f"the gradient of example {index} alone has norm {float(alone[index].norm()):.4g}, in a batch of "
+                f"{self.examples} it differs from that by {float((together[index] - alone[index]).norm()):.4g}"
             )
 
-    def compare_with_one_exchanged(self, batch: Any) -> None:
+    def compare_with_one_replaced(self, loss: Loss) -> None:
+        """Compare the gradients of examples in training mode before and after another one is replaced."""
         self.gradients.module.train()
         state = RandomStates.now()
-        before = self._in_batch(batch)
-        for exchanged in range(self.examples):
+        before = self._in_batch(loss, self.few)
+        for replaced in range(self.examples):
             rows = list(range(self.examples))
-            rows[exchanged] = (exchanged + 1) % self.examples
+            rows[replaced] = (replaced + 1) % self.examples
             state.restore()
-            after = self._in_batch(_pick(batch, rows, self.examples))
+            after = self._in_batch(loss, pick(self.few, rows, self.examples))
             moved = self._differ(before, after)
-            moved[exchanged] = False
+            moved[replaced] = False
             if moved.any():
                 fail(
                     "Examples mix in this model or loss while it trains: the gradient of example "
-                    f"{int(moved.nonzero()[0])} changed when example {exchanged} of the batch was exchanged. Every "
+                    f"{int(moved.nonzero()[0])} changed when example {replaced} of the batch was replaced. Every "
                     "example must go through the model and the loss without regard to the others."
                 )
 
-    def _in_batch(self, batch: Any) -> Tensor:
+    def compare_few_with_all(self) -> None:
+        """Compare the outputs of some rows, and the gradients of each output, among few rows and among all."""
+        state = torch.get_rng_state()
+        few = list(range(self.examples))
+        if self.examples == self.size:
+            few = few[: self.size // 2]
+        with self._evaluating():
+            of_few = tensors(call(self.gradients.module, pick(self.few[0], few, self.examples)))
+            of_all = tensors(call(self.gradients.module, self.batch[0]))
+        if not torch.equal(state, torch.get_rng_state()) or len(of_few) != len(of_all):
+            return
+        rows = [self.rows[place] for place in few]
+        for one, other in zip(of_few, of_all, strict=True):
+            by_row, all_by_row = _by_row(one, len(few)), _by_row(other, self.size)
+            if by_row is None or all_by_row is None or not one.is_floating_point():
+                continue
+            chosen = all_by_row[rows]
+            if chosen.shape != by_row.shape or self._differ(_flat(by_row), _flat(chosen)).any():
+                _refuse(
+                    f"what the model gives an example among {len(few)} examples is not what it gives it among "
+                    f"{self.size}"
+                )
+            if one.requires_grad and other.requires_grad:
+                totals = [self._gradient(_weighted_sum(part)) for part in (by_row, chosen)]
+                if self._differ(totals[0][None], totals[1][None]).any():
+                    _refuse(
+                        f"the gradient of the outputs of {len(few)} examples changes where they are among {self.size}"
+                    )
+
+    def compare_parts_with_all(self, loss: Loss) -> None:
+        """Compare the gradient of all rows with the gradients of two halves that differ, and of two that do not."""
+        state = torch.get_rng_state()
+        with self._evaluating():
+            whole = self._total(loss, self.batch)
+            if not torch.equal(state, torch.get_rng_state()):
+                return
+            ordered = sorted_rows(self.batch, self.size)
+            shuffled = torch.randperm(self.size, generator=torch.Generator().manual_seed(0))
+            splits = [(ordered, self.size // 2), (shuffled, max(1, self.size // 4))]
+            splits += [(torch.tensor(self.rows), 1)] if self.examples < self.size else []
+            found = {"mean", "sum"}
+            for order, length in splits:
+                parts = [part for part in (order[:length], order[length:]) if len(part)]
+                of_parts = [self._total(loss, pick(self.batch, part, self.size)) for part in parts]
+                all_of_them = (
+                    whole
+                    if len(order) == self.size
+                    else self._total(loss, pick(self.batch, order, self.size))
+                )
+                found &= {
+                    kind
+                    for kind in found
+                    if self._add_up(
+                        all_of_them * (len(order) if kind == "mean" else 1),
+                        [
+                            part * (len(rows) if kind == "mean" else 1)
+                            for part, rows in zip(of_parts, parts, strict=True)
+                        ],
+                    )
+                }
+        if not found:
+            _refuse("the gradient of the whole batch is not that of its parts together")
+        if self.loss_reduction is not None and self.loss_reduction not in found:
+            self._refuse_reduction(*found)
+        self.found_reduction = "mean" if self.loss_reduction is None and "mean" in found else found.pop()
+
+    def _add_up(self, whole: Tensor, parts: list[Tensor]) -> bool:
+        if not whole.isfinite().all():
+            return (
+                True  # an infinite gradient adds nothing to the sum of clipped ones, and tells nothing here
+            )
+        largest = max(float(whole.norm()), sum(float(part.norm()) for part in parts))
+        distance = float((whole - torch.stack(parts).sum(0)).norm())
+        return distance <= self.tolerance * largest
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.gradients.module.eval()
+        with self.gradients.uninstrumented():
+            yield
+
+    def _in_batch(self, loss: Loss, batch: Any) -> Tensor:
         self.gradients.forget()
-        self.gradients.record(self._value(batch))
-        found = self.gradients.per_example_gradients(loss_reduction=self.loss_reduction)
+        self.gradients.record(self._value(loss, batch))
+        found = self.gradients.per_example_gradients(loss_reduction=self.loss_reduction or "mean")
         self.gradients.forget()
         return torch.cat(
             [found[parameter].reshape(self.examples, -1).double() for parameter in self.parameters], 1
         )
 
-    def _alone(self, example: Any) -> Tensor:
+    def _total(self, loss: Loss, batch: Any) -> Tensor:
         with self.gradients.uninstrumented():
-            found = torch.autograd.grad(self._value(example), self.parameters, allow_unused=True)
-        parts = zip(self.parameters, found, strict=True)
+            return self._gradient(self._value(loss, batch))
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        """Return the gradient of a number by plain autograd, all parameters in a row."""
+        if not value.requires_grad:
+            return torch.zeros(sum(parameter.numel() for parameter in self.parameters), dtype=torch.float64)
+        found = torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=True)
         return torch.cat(
             [
                 (torch.zeros_like(parameter) if part is None else part).flatten().double()
-                for parameter, part in parts
+                for parameter, part in zip(self.parameters, found, strict=True)
             ]
         )
 
-    def _value(self, batch: Any) -> Tensor:
+    def _value(self, loss: Loss, batch: Any) -> Tensor:
         inputs, targets = batch
-        module = self.gradients.module
-        outputs = call(module, inputs)
-        return self.loss(outputs) if targets is None else self.loss(outputs, targets)
+        outputs = call(self.gradients.module, inputs)
+        return loss(outputs) if targets is None else loss(outputs, targets)
 
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
         sizes: Tensor = torch.maximum(one.norm(dim=1), other.norm(dim=1))
         distances: Tensor = (one - other).norm(dim=1)
         return distances > self.tolerance * (sizes + 1e-3 * sizes.max())
+
+    def _refuse_reduction(self, other: str) -> NoReturn:
+        fail(
+            f'Expected a loss reduced over the batch as loss_reduction="{self.loss_reduction}". Got one that '
+            f'is a {other}: change the loss, or say loss_reduction="{other}".'
+        )
+
+
+def _refuse(why: str) -> NoReturn:
+    fail(
+        f"Examples mix in this model or loss: {why}. Every example's loss must depend on that example only, and the "
+        "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch, no "
+        "contrastive terms, no statistics of the batch, nothing that depends on the batch's size."
+    )
+
+
+def _by_row(leaf: Tensor, size: int) -> Tensor | None:
+    """Return an output with examples first; they may be second, as recurrent layers have it."""
+    if has_rows(leaf, size):
+        return leaf
+    return leaf.transpose(0, 1) if leaf.dim() > 1 and leaf.shape[1] == size else None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _flat(leaf: Tensor) -> Tensor:
+    return leaf.detach().reshape(leaf.shape[0], -1).double()
+
+
+def _weighted_sum(leaf: Tensor) -> Tensor:
+    """Return a number in which every output of every example counts."""
+    flat = leaf.reshape(leaf.shape[0], -1)
+    return (flat * torch.arange(1, flat.shape[1] + 1).to(flat).cos()).sum()
+
+
+def _loss_of_output(place: int, outputs: Any, rows: Tensor) -> Tensor:
+    """Return a mean over examples of one output, in which nothing mixes."""
+    leaf = _by_row(tensors(outputs)[place], len(rows))
+    assert leaf is not None
+    return _weighted_sum(leaf) / len(rows)
+
+
+def _tensor_at(place: int, outputs: Any) -> Tensor:
+    return tensors(outputs)[place]
 
 
 @contextmanager
@@ -233,8 +456,3 @@ def _devices(module: nn.Module) -> list[int]:
 
 def _batch_size(inputs: Any) -> int:
     return next((leaf.shape[0] for leaf in tensors(inputs) if leaf.dim()), 0)
-
-
-def _pick(batch: Any, rows: list[int], size: int) -> Any:
-    """Return these examples of a batch of `size`; what has no batch dimension stays whole."""
-    return map_tensors(lambda leaf: leaf[rows] if has_rows(leaf, size) else leaf, batch)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from pdpsgd.engine.batches import Arguments, map_tensors, tensors
 from pdpsgd.engine.checks.loop import LossCheck, check_inputs, check_parameters
-from pdpsgd.engine.checks.probe import check_examples_do_not_mix
+from pdpsgd.engine.checks.probe import check_model
 from pdpsgd.engine.checks.replay import CannotTellError, Replay
 from pdpsgd.errors import PdpsgdError, warn
 
@@ -126,7 +126,7 @@ class LossWatch(TorchFunctionMode):
         try:
             given = map_tensors(torch.detach, inputs)  # a graph before the model is the loop's own
             size = self.size * self._views
-            check_examples_do_not_mix(module, _harmless_loss, given, torch.arange(size), size=size)
+            check_model(module, given, size=size)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, PdpsgdError):
                 raise
@@ -186,23 +186,6 @@ def _put_back(modes: list[TorchFunctionMode]) -> None:
 
 def _training(module: nn.Module) -> bool:
     return module.training and torch.is_grad_enabled()
-
-
-def _harmless_loss(outputs: Any, rows: Tensor) -> Tensor:
-    """A mean over examples in which every output of an example counts, and nothing of the others.
-
-    Examples are the first dimension of an output, or the second, as recurrent layers have it.
-    """
-    losses = []
-    for leaf in tensors(outputs):
-        if leaf.dim() > 1 and leaf.shape[0] != len(rows) == leaf.shape[1]:
-            leaf = leaf.transpose(0, 1)
-        if leaf.requires_grad and (leaf.dim() == 0 or leaf.shape[0] == len(rows)):
-            flat = leaf.flatten(1) if leaf.dim() > 1 else leaf.reshape(-1, 1)
-            losses.append((flat * torch.arange(1, flat.shape[1] + 1).to(flat).cos()).sum(1).mean())
-    if not losses:
-        raise CannotTellError("it gives no tensor in which the examples can be told")
-    return torch.stack([loss.to(losses[0].dtype) for loss in losses]).sum()
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""Chooses the rows of a batch that a check tries: few, and as different as the batch has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdpsgd.engine.batches import has_rows, map_tensors, tensors
+
+# An integer tensor with more values than this is no list of classes.
+MOST_CLASSES = 1000
+
+
+def pick(tree: Any, rows: list[int] | Tensor, size: int) -> Any:
+    """Return these examples of a batch of `size`; what has no batch dimension stays whole."""
+    return map_tensors(lambda leaf: leaf[rows] if has_rows(leaf, size) else leaf, tree)
+
+
+def differing_rows(tree: Any, size: int, *, most: int) -> list[int]:
+    """Return up to `most` rows: one of each class, the largest and the smallest, and others spread over the batch.
+
+    >>> differing_rows((torch.tensor([1.0, 9.0, 2.0, 3.0]), torch.tensor([0, 0, 0, 1])), 4, most=3)
+    [0, 1, 3]
+    """
+    found: dict[int, None] = {}
+    leaves = [leaf.detach() for leaf in tensors(tree) if has_rows(leaf, size)]
+    candidates = [_extremes(leaf) for leaf in leaves if leaf.is_floating_point()]
+    candidates += [_one_of_each(leaf, most) for leaf in leaves if not leaf.is_floating_point()]
+    for place in range(most):  # in turn, so that no tensor takes all the places
+        found |= {rows[place]: None for rows in candidates if place < len(rows)}
+    spread = torch.linspace(0, size - 1, min(most, size)).round().long().tolist()
+    return sorted(list(dict.fromkeys([*found, *spread]))[:most])
+
+
+def sorted_rows(tree: Any, size: int) -> Tensor:
+    """Return all rows ordered by class, else by size, so that the two halves of the batch differ.
+
+    >>> sorted_rows((torch.zeros(4), torch.tensor([1, 0, 1, 0])), 4).tolist()
+    [1, 3, 0, 2]
+    """
+    leaves = [leaf.detach() for leaf in tensors(tree) if has_rows(leaf, size)]
+    by_class = [leaf for leaf in leaves if not leaf.is_floating_point()]
+    chosen = (by_class or leaves)[-1:]  # targets come last
+    keys = [_size_of_rows(leaf) for leaf in chosen] or [torch.zeros(size)]
+    return keys[0].argsort(stable=True).cpu()
+
+
+def _extremes(leaf: Tensor) -> list[int]:
+    sizes = _size_of_rows(leaf)
+    return [int(sizes.argmax()), int(sizes.argmin())]
+
+
+def _one_of_each(leaf: Tensor, most: int) -> list[int]:
+    """Return the first row of each value, rare values first; the rows with the least and largest sums otherwise."""
+    if leaf.dim() > 1 and leaf.numel() != leaf.shape[0]:
+        return _extremes(leaf)
+    values, place, counts = torch.unique(leaf.reshape(-1), return_inverse=True, return_counts=True)
+    if len(values) > MOST_CLASSES:
+        return _extremes(leaf)
+    first = torch.full_like(values, leaf.shape[0], dtype=torch.long)
+    first = first.scatter_reduce(0, place, torch.arange(len(place), device=leaf.device), "amin")
+    rows: list[int] = first[counts.argsort(stable=True)][:most].tolist()
+    return rows
+
+
+def _size_of_rows(leaf: Tensor) -> Tensor:
+    numbers = leaf.reshape(leaf.shape[0], -1).double().nan_to_num()
+    return numbers.abs().sum(1) if leaf.is_floating_point() else numbers.sum(1)
