@@ -348,9 +348,8 @@ def engine_shares(model: str, batch: int, seconds: float) -> dict[str, float]:
 
     timed(made.execution.sampler, "draw", "drawing")
     timed(made.source, "noise_", "noise")
-    timed(made.execution, "hand_out", "bookkeeping")
-    timed(made.execution, "take_back", "bookkeeping")
-    timed(made.optimizer._buffers, "check", "bookkeeping")
+    timed(made.execution, "begin_batch", "bookkeeping")
+    timed(made.execution, "end_batch", "bookkeeping")
     for _ in range(2 * TURN):
         step()
     for share in spent:

@@ -108,7 +108,7 @@ def _after_noise(engine: PrivacyEngine, change) -> None:
 
     def release(step: int) -> None:
         honest(step)
-        drawn = engine.execution.in_hand.size
+        drawn = engine.execution.current.size
         expected = engine.execution.round_of(step).expected_batch_size
         for parameter in engine.gradients.sums:
             parameter.grad = change(step, parameter.grad, drawn, expected)
@@ -122,7 +122,7 @@ def sum_divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:
     honest = source.noise_
 
     def noise_(tensors, *, standard_deviation, step):
-        drawn = engine.execution.in_hand.size
+        drawn = engine.execution.current.size
         expected = engine.execution.round_of(step).expected_batch_size
         with torch.no_grad():
             for tensor in tensors:

@@ -99,7 +99,7 @@ def test_a_step_forfeited_after_its_first_chunk_leaves_nothing_behind(private, f
     run.step(*next(batches))
     run.engine.forfeit_step()
     run.step(*next(batches))
-    assert run.engine.execution.in_hand.step == 1
+    assert run.engine.execution.current.step == 1
     assert run.engine.steps_taken == 1
 
 

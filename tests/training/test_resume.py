@@ -136,7 +136,7 @@ def deeper(problem):
 )
 def test_a_run_is_not_resumed_with_anything_else(problem, crashed, what, change):
     before = (crashed / "checkpoint.safetensors").read_bytes()
-    with pytest.raises(PdpsgdError, match=f"Expected the .*{what}.*same noise meet different gradients"):
+    with pytest.raises(PdpsgdError, match=f"Expected the .*{what}.*same noise on different gradients"):
         problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **(OPTIONS | change(problem)))
     assert (crashed / "checkpoint.safetensors").read_bytes() == before
 

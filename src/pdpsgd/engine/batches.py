@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pdpsgd._typing import IntArray
 
-if TYPE_CHECKING:
-    pass
+NO_RECORD = -1
+Batch = Any
 
 
 def named_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
@@ -147,11 +147,13 @@ def _holds_fields(tree: Any) -> bool:
 
 
 @dataclass(eq=False)
-class Chunk:
-    """Records of one step that go through the model together; all of the step's unless physical batches are
-    limited.
+class PhysicalBatch:
+    """The records of a step that go through the model together: all of them, unless a limit cuts the step.
 
-    Sensitive: who was drawn, and how many.
+    `examples` is what the loop gets. `when_stepped` has checks that are run, the last one first, when the loop
+    calls `step()` for this batch, before anything is added to the step's sum.
+
+    Sensitive: who was sampled, and how many.
     """
 
     step: int
@@ -160,18 +162,14 @@ class Chunk:
     first: bool
     last: bool
     seed: int | None = None  # for whatever is random in reading the records
-    added: bool = field(default=False)
+    examples: Batch = None
+    when_stepped: list[Callable[[], None]] = field(default_factory=list)
+    added: bool = False
 
     @property
     def size(self) -> int:
         """How many records there are."""
         return len(self.records)
-
-
-NO_RECORD = -1
-
-
-Batch = Any
 
 
 def to_device(part: Any, device: torch.device | None) -> Any:

@@ -57,20 +57,20 @@ class Ranks:
             with _or_stop("adding up the clipped sums"), _flat(tensors) as flat:
                 dist.reduce(flat, dst=0)
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give everybody rank 0's tensors, in place."""
         if self.world_size > 1:
             with _or_stop("sending out the noisy sum"), _flat(tensors) as flat:
                 dist.broadcast(flat, src=0)
 
-    def spread_module(self, module: nn.Module) -> None:
+    def broadcast_module(self, module: nn.Module) -> None:
         """Start all replicas from rank 0's parameters and buffers."""
         if self.world_size > 1:
             with torch.no_grad(), _or_stop("sending out the model"):
                 for tensor in (*module.parameters(), *module.buffers()):
                     dist.broadcast(tensor.data, src=0)
 
-    def spread_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Give everybody rank 0's value (plain data)."""
         if self.world_size == 1:
             return value
@@ -83,7 +83,7 @@ class Ranks:
         """One secret key for all ranks: rank 0's."""
         if self.world_size == 1:
             return source
-        key = self.spread_object(source.key_bytes() if self.first else None)
+        key = self.broadcast_object(source.key_bytes() if self.first else None)
         return RandomSource.from_key(
             key, secure=source.secure, seeded=source.seeded, algorithm=source.algorithm
         )

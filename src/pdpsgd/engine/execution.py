@@ -1,33 +1,35 @@
-"""Where a run stands in its plan: which step is in hand, whom it drew, and what counts as spent.
+"""Where a run stands in its plan: the current step, who was sampled for it, and what counts as spent.
 
-A step is *drawn*, handed to the user's loop in one or more chunks, and *released* when its noisy sum leaves
-through the optimizer. The loop is the user's, so everything it may do wrong meets a check here.
+A step is *sampled*, yielded to the user's loop in one or more physical batches, and *released* when its noisy
+sum leaves through the optimizer. The loop is the user's, so everything it may do wrong meets a check here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pdpsgd._typing import IntArray
-from pdpsgd.engine.batches import NO_RECORD, Chunk
+from pdpsgd.engine.batches import NO_RECORD, PhysicalBatch
 from pdpsgd.errors import fail
+from pdpsgd.sampling.sampler import PoissonSampler
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
     from pdpsgd.planning.rounds import Round
-    from pdpsgd.sampling.sampler import PoissonSampler
+    from pdpsgd.sampling.source import RandomSource
 
 
 class Execution:
-    """The position in the plan, and the one step in hand.
+    """The position in the plan, and the current step.
 
-    Guarantee: step t of the plan is released at most once, with the people drawn for step t, each clipped to
-    their own level's norm; a batch that was drawn is either released, drawn again as it was (nothing was seen
-    of it), or given up explicitly and counted all the same.
+    Guarantee: step t of the plan is released at most once, with the people sampled for step t, each clipped to
+    their own level's norm; a batch that was sampled is either released, sampled again as it was (nothing was
+    seen of it), or skipped explicitly and counted all the same.
     """
 
     def __init__(
@@ -36,18 +38,17 @@ class Execution:
         plan: Plan,
         level_of_person: IntArray,
         record_of_person: IntArray,
-        sampler: PoissonSampler,
+        source: RandomSource,
+        rank: int = 0,
+        world_size: int = 1,
         max_physical_batch_size: int | None = None,
     ) -> None:
         self.plan = plan
         self.steps_done = 0
         self.forfeited: list[int] = []
-        self.in_hand: Chunk | None = None
-        # What others want to do when a chunk is handed out, or when an empty batch was not stepped.
-        self.when_handed_out: list[Callable[[Chunk], None]] = []
-        self.finish_empty_step: Callable[[], None] = lambda: None
-        self.seed_of_step: Callable[[int], int] | None = None
-        self.sampler = sampler
+        self.current: PhysicalBatch | None = None
+        self._rank = rank
+        self._world_size = world_size
         self._level_of_person = level_of_person
         self._record_of_person = record_of_person
         self._everybody_supplied = bool((record_of_person == np.arange(len(record_of_person))).all())
@@ -56,6 +57,14 @@ class Execution:
         self._norm_of_level = [
             np.asarray(r.clip_scales, dtype=np.float32) * np.float32(plan.max_grad_norm) for r in plan.rounds
         ]
+        self.use_source(source)
+
+    def use_source(self, source: RandomSource) -> None:
+        """Take all that is random from this source from now on."""
+        self.source = source
+        self.sampler = PoissonSampler(
+            self.plan, self._level_of_person, source, rank=self._rank, world_size=self._world_size
+        )
 
     @property
     def steps_left(self) -> int:
@@ -63,83 +72,93 @@ class Execution:
         return self.plan.steps - self.steps_done
 
     def round_index(self, step: int) -> int:
-        """The round of a step."""
+        """Return the number of the round that a step is in."""
         return next(index for index, end in enumerate(self._ends) if step < end)
 
     def round_of(self, step: int) -> Round:
-        """The round of a step."""
+        """Return the round that a step is in."""
         return self.plan.rounds[self.round_index(step)]
 
     def starts_round(self, step: int) -> bool:
-        """Whether the step is the first of its round."""
+        """Tell whether the step is the first of its round."""
         return step == 0 or step in self._ends
 
-    def chunks(self, steps: int) -> Iterator[Chunk]:
-        """Draw the next so many steps, from where the run stands, and cut each into chunks."""
+    def seed(self, step: int, *, purpose: str) -> int:
+        """Return a seed for what is random in a step besides sampling and noise: augmentation, dropout.
+
+        It comes from the key and the step's number, so that these repeat when a step is repeated after an
+        interruption: were they to differ, the same noise would be used on different gradients.
+        """
+        place = step.to_bytes(8, "little") + self._rank.to_bytes(8, "little")
+        person = f"pdpsgd {purpose}".encode()
+        digest = hashlib.blake2b(place, digest_size=8, key=self.source.key_bytes(), person=person).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    def physical_batches(self, steps: int) -> Iterator[PhysicalBatch]:
+        """Sample the next steps, from where the run stands, and cut each into physical batches."""
         begin = self.steps_done
         for step in range(begin, min(begin + steps, self.plan.steps)):
-            yield from self._draw(step)
+            yield from self._sample(step)
 
-    def hand_out(self, chunk: Chunk) -> None:
-        """The chunk is given to the user's loop; it is the one that the next `step()` is about."""
-        if chunk.step != self.steps_done or (self.in_hand is not None and not self._follows(chunk)):
+    def begin_batch(self, batch: PhysicalBatch) -> None:
+        """Make the batch, which the user's loop is about to get, the one that the next `step()` is about."""
+        if batch.step != self.steps_done or (self.current is not None and not self._follows(batch)):
             self._fail_iterated_twice()
-        self.in_hand = chunk
-        for tell in self.when_handed_out:
-            tell(chunk)
+        self.current = batch
 
-    def take_back(self, chunk: Chunk) -> None:
-        """The loop asks for the next chunk: this one must have been stepped.
+    def is_left_out(self, batch: PhysicalBatch) -> bool:
+        """Tell whether nobody was sampled and the loop did not step: then the step is noise alone."""
+        return self.current is batch and not batch.added and batch.size == 0 and batch.first
+
+    def end_batch(self, batch: PhysicalBatch) -> None:
+        """Refuse to go on where the batch, whose successor the loop asks for, was not stepped.
 
         Guarantee: skipping a batch because of what is in it would itself tell something about it, so a batch
-        that was not stepped stops the run. The exception is an empty one: releasing its noise is what the
-        plan says, and the same whether the loop noticed the batch or not.
+        that was not stepped stops the run.
         """
-        if self.in_hand is not chunk:
-            if chunk.step in self.forfeited:
+        if self.current is not batch:
+            if batch.step in self.forfeited:
                 return
             self._fail_iterated_twice()
-        if not chunk.added and chunk.size == 0 and chunk.first:
-            self.finish_empty_step()
-        if not chunk.added:
+        if not batch.added:
             fail(
-                f"Expected optimizer.step() for every batch. Got none for the batch of step {chunk.step}. A "
+                f"Expected optimizer.step() for every batch. Got none for the batch of step {batch.step}. A "
                 "batch must not be left out because of what is in it. If it was left out for another reason, "
                 "call engine.forfeit_step() before going on: the step then counts as taken."
             )
 
-    def chunk_to_step(self) -> Chunk:
-        """The chunk that `step()` is about; refuses where there is none."""
+    def batch_to_step(self) -> PhysicalBatch:
+        """Return the batch that `step()` is about; refuses where there is none."""
         if self.steps_left == 0:
             fail(
-                f"Expected at most the plan's {self.plan.steps} steps. Got one more. The plan is carried "
-                "out; training on would cost people more than the plan says. Make a new plan that counts "
-                "this one as history."
+                f"Expected at most the plan's {self.plan.steps} steps. Got one more. The plan is complete; "
+                "training on would cost people more than the plan says. Make a new plan that counts this one "
+                "as history."
             )
-        chunk = self.in_hand
-        if chunk is None:
+        batch = self.current
+        if batch is None:
             fail("Expected a batch from the private loader before optimizer.step(). Got none.")
-        if chunk.added:
+        if batch.added:
             fail(
                 "Expected one optimizer.step() per batch. Got a second one for the batch of step "
-                f"{chunk.step}."
+                f"{batch.step}."
             )
-        return chunk
+        return batch
 
     def released(self) -> None:
-        """The step in hand has left with its noise."""
+        """Count the current step: it has left with its noise."""
         self.steps_done += 1
 
     def forfeit(self) -> None:
-        """Give up the batch in hand: nothing of it is released, and its step counts as taken."""
-        chunk = self.in_hand
-        if chunk is None or chunk.step != self.steps_done:
-            fail("Expected a batch in hand that could be given up. Got none.")
-        self.forfeited.append(chunk.step)
-        self.in_hand = None
+        """Skip the current batch: nothing of it is released, and its step counts as taken."""
+        batch = self.current
+        if batch is None or batch.step != self.steps_done:
+            fail("Expected a current batch that could be skipped. Got none.")
+        self.forfeited.append(batch.step)
+        self.current = None
         self.steps_done += 1
 
-    def _draw(self, step: int) -> Iterator[Chunk]:
+    def _sample(self, step: int) -> Iterator[PhysicalBatch]:
         people = self.sampler.draw(step)
         levels = self._level_of_person[people]
         norms = self._norm_of_level[self.round_index(step)][levels]
@@ -151,26 +170,26 @@ class Execution:
         pieces = -(-count // self._limit) if self._limit else 1
         size = -(-count // pieces)  # all pieces about the same
         starts = range(0, count, size)
-        seed = None if self.seed_of_step is None else self.seed_of_step(step)
+        seed = self.seed(step, purpose="fetch")
         for start in starts:
-            yield Chunk(
+            yield PhysicalBatch(
                 step=step,
                 records=records[start : start + size],
                 clip_norms=torch.from_numpy(norms[start : start + size]),
                 first=start == 0,
                 last=start == starts[-1],
-                seed=None if seed is None else seed ^ start,
+                seed=seed ^ start,
             )
 
-    def _follows(self, chunk: Chunk) -> bool:
-        """Whether the chunk comes after the one in hand, or begins its step (or the next one) anew."""
-        before = self.in_hand
+    def _follows(self, batch: PhysicalBatch) -> bool:
+        """Tell whether the batch comes after the current one, or begins its step (or the next one) anew."""
+        before = self.current
         return (
-            before is None or chunk.first or (before.step == chunk.step and before.added and not before.last)
+            before is None or batch.first or (before.step == batch.step and before.added and not before.last)
         )
 
     def _fail_iterated_twice(self) -> None:
         fail(
-            "Expected one pass over the private loader at a time. Got two at once: the batch this pass "
-            "handed out is no longer the one in hand."
+            "Expected one pass over the private loader at a time. Got two at once: the batch that this pass "
+            "yielded is no longer the current one."
         )

@@ -1,4 +1,4 @@
-"""A journal of what noise has met, so that it never meets anything else.
+"""A journal of sums, so that the same noise is never used on different gradients.
 
 A checkpoint names what a run depends on, but code can change under the same name. So for each step the
 journal remembers a few secret projections of the sum that the step's noise was added to. If the sum is
@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
+    from pdpsgd.engine.distributed import Ranks
+    from pdpsgd.engine.execution import Execution
     from pdpsgd.sampling.source import RandomSource
 
 PROJECTIONS = 4
@@ -51,15 +54,15 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def meet(self, step: int, sums: Sequence[Tensor]) -> None:
-        """Note that the step's noise is about to meet these sums; refuse if it has met others."""
+        """Note that the step's noise is about to be added to these sums; refuse if it was added to others."""
         projections = self._project(sums)
         if step in self._met:
             before = self._met[step]
             if not all(abs(p - b) <= self._tolerance for p, b in zip(projections, before, strict=True)):
                 fail(
                     f"Expected step {step} to repeat what it did before the run was interrupted. Got other "
-                    "gradients (other code, libraries or data?). Going on would let the same noise meet "
-                    "different gradients. Begin a new run."
+                    "gradients (other code, libraries or data?). Going on would use the same noise on different "
+                    "gradients. Begin a new run."
                 )
         else:
             os.write(self._file, _ENTRY.pack(step, *projections))
@@ -85,6 +88,33 @@ class Journal:
         parts = [(d @ total.reshape(-1)).double() for d, total in zip(self._directions, sums, strict=True)]
         projections: list[float] = torch.stack([part.cpu() for part in parts]).sum(0).tolist()
         return projections
+
+
+class JournalKeeper(StepObserver):
+    """The run's journal on rank 0, once there is one."""
+
+    def __init__(self, execution: Execution, ranks: Ranks) -> None:
+        self._execution = execution
+        self._ranks = ranks
+        self.journal: Journal | None = None
+
+    def keep(self, path: Path) -> None:
+        """Write the journal there from now on, after what it says already."""
+        if self._ranks.first:
+            self.close(remove=False)
+            norm = self._execution.plan.max_grad_norm
+            self.journal = Journal(path, self._execution.source, max_grad_norm=norm)
+
+    def step_releases(self, step: int, sums: Sequence[Tensor]) -> None:
+        """Refuse sums that are not those of the step's first time."""
+        if self.journal is not None:
+            self.journal.meet(step, sums)
+
+    def close(self, *, remove: bool) -> None:
+        """Stop writing; remove the file if the run has ended."""
+        if self.journal is not None:
+            self.journal.close(remove=remove)
+            self.journal = None
 
 
 def _read(path: Path) -> dict[int, tuple[float, ...]]:

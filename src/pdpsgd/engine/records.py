@@ -25,8 +25,7 @@ from pdpsgd.errors import fail
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    pass
-    from pdpsgd.engine.batches import Chunk
+    from pdpsgd.engine.batches import PhysicalBatch
 
 
 class Shapes(Protocol):
@@ -45,8 +44,8 @@ class Records(Protocol):
     def __len__(self) -> int:
         """How many records there are (sensitive: people may have supplied none)."""
 
-    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
-        """Each chunk with its records as a batch, in order."""
+    def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
+        """Yield each physical batch with its records put together, in order."""
 
 
 def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor) -> Records:
@@ -127,11 +126,11 @@ class TensorRecords:
         """A keyed digest of all tensors."""
         return self._fingerprint(key)
 
-    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
-        """Each chunk with its records as a list of tensors."""
-        for chunk in chunks:
-            numbers = torch.from_numpy(chunk.records)
-            yield chunk, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
+    def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
+        """Yield each batch with its records as a list of tensors."""
+        for batch in batches:
+            numbers = torch.from_numpy(batch.records)
+            yield batch, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
 
 
 class DatasetRecords:
@@ -153,17 +152,17 @@ class DatasetRecords:
         """A keyed digest of some items."""
         return self._fingerprint(key)
 
-    def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Batch]]:
-        """Each chunk with its records collated; workers fetch ahead (draws do not depend on the training)."""
-        fetched: deque[Chunk] = deque()
-        for batch in self._torch_loader(_seeds_and_numbers(chunks, fetched)):
-            chunk = fetched.popleft()
-            if len(chunk.records) == 0:
-                yield chunk, self.empty()
+    def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
+        """Yield each batch with its records collated; workers fetch ahead (sampling needs no training)."""
+        fetched: deque[PhysicalBatch] = deque()
+        for examples in self._torch_loader(_seeds_and_numbers(batches, fetched)):
+            batch = fetched.popleft()
+            if len(batch.records) == 0:
+                yield batch, self.empty()
                 continue
             if self.shapes is not None:
-                self.shapes.check(batch)
-            yield chunk, batch
+                self.shapes.check(examples)
+            yield batch, examples
 
     def empty(self) -> Batch:
         """A batch of no records, with the shapes and types of any other."""
@@ -221,10 +220,12 @@ class _CollateUnlessEmpty:
         return self.collate(items) if items else []
 
 
-def _seeds_and_numbers(chunks: Iterable[Chunk], fetched: deque[Chunk]) -> Iterator[list[int | None]]:
-    for chunk in chunks:
-        fetched.append(chunk)
-        yield [chunk.seed, *chunk.records.tolist()]
+def _seeds_and_numbers(
+    batches: Iterable[PhysicalBatch], fetched: deque[PhysicalBatch]
+) -> Iterator[list[int | None]]:
+    for batch in batches:
+        fetched.append(batch)
+        yield [batch.seed, *batch.records.tolist()]
 
 
 def _fingerprint(data: Any, key: bytes) -> str:

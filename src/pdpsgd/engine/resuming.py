@@ -1,7 +1,7 @@
 """Stopping and going on: what a checkpoint holds, and what it must agree with.
 
-The danger is the same noise meeting different gradients: the difference of the two results has no noise at
-all. Draws and noise come from the key and the step's number, so a run that is killed and resumed repeats its
+The danger is the same noise on different gradients: the difference of the two results has no noise at all.
+Sampling and noise come from the key and the step's number, so a run that is killed and resumed repeats its
 steps exactly, as long as everything else is the same. So the checkpoint names what the run depends on, and a
 resume refuses anything else. (`journal` catches what has no name.)
 """
@@ -20,81 +20,81 @@ from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.sampling.source import RandomSource
 
 if TYPE_CHECKING:
-    from pdpsgd.engine.privacy_engine import PrivacyEngine
+    from pdpsgd.engine.run import Run
 
 
-def save_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
-    """Write a checkpoint of the engine's run."""
-    ranks, source = engine.ranks, engine.source
-    if ranks.first and engine.journal is None:
+def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
+    """Write a checkpoint of a run."""
+    ranks, source = run.ranks, run.execution.source
+    if ranks.first and run.journal.journal is None:
         # Whoever resumes a run keeps its journal. So this run is new, and what lies there is another one's.
         Path(f"{path}.journal").unlink(missing_ok=True)
-        engine.keep_journal(f"{path}.journal")
-    tensors = {f"model.{name}": value for name, value in engine.module.state_dict().items()}
+        run.journal.keep(Path(f"{path}.journal"))
+    tensors = {f"model.{name}": value for name, value in run.module.state_dict().items()}
     packed: dict[str, Any] = {}
-    for name, other in {"optimizer": engine.optimizer, **others}.items():
+    for name, other in {"optimizer": run.optimizer, **others}.items():
         more, packed[name] = pack_optimizer(other, prefix=name)
         tensors.update(more)
     state = {
-        "run": describe_run(engine),
-        "steps_done": engine.execution.steps_done,
-        "forfeited": list(engine.execution.forfeited),
+        "run": describe_run(run),
+        "steps_done": run.execution.steps_done,
+        "forfeited": list(run.execution.forfeited),
         "source": {"secure": source.secure, "seeded": source.seeded, "algorithm": source.algorithm},
         "packed": packed,
         "journal": None
-        if engine.journal is None
-        else os.path.relpath(engine.journal.path, Path(path).parent),
+        if run.journal.journal is None
+        else os.path.relpath(run.journal.journal.path, Path(path).parent),
     }
     if ranks.world_size > 1:
-        ranks.check_same(model=digest_of_module(engine.module))
+        ranks.check_same(model=digest_of_module(run.module))
     if ranks.first:
         save(path, tensors, state, source.key_bytes())
     ranks.wait()
 
 
-def resume_run(engine: PrivacyEngine, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
-    """Put the engine, which has not begun, where a checkpoint was made."""
-    if engine.steps_taken:
+def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
+    """Put a run, which has not begun, where a checkpoint was made."""
+    if run.execution.steps_done:
         fail(
-            f"Expected a run that has not begun, to resume another one. Got one at step {engine.steps_taken}."
+            f"Expected a run that has not begun, to resume another one. Got one at step {run.execution.steps_done}."
         )
-    checkpoint = engine.ranks.spread_object(load(path) if engine.ranks.first else None)
+    checkpoint = run.ranks.broadcast_object(load(path) if run.ranks.first else None)
     if checkpoint.key is None:
         fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
     # First the key: the fingerprints of private data are keyed with it.
-    engine.draw_from(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
-    check_same_run(checkpoint.state["run"], describe_run(engine), place=str(path))
-    engine.module.load_state_dict(
-        {name: checkpoint.tensors[f"model.{name}"] for name in engine.module.state_dict()}
+    run.execution.use_source(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
+    check_same_run(checkpoint.state["run"], describe_run(run), place=str(path))
+    run.module.load_state_dict(
+        {name: checkpoint.tensors[f"model.{name}"] for name in run.module.state_dict()}
     )
-    for name, other in {"optimizer": engine.optimizer, **others}.items():
+    for name, other in {"optimizer": run.optimizer, **others}.items():
         if name not in checkpoint.state["packed"]:
             fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
         unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
-    engine.execution.steps_done = checkpoint.state["steps_done"]
-    engine.execution.forfeited = list(checkpoint.state["forfeited"])
+    run.execution.steps_done = checkpoint.state["steps_done"]
+    run.execution.forfeited = list(checkpoint.state["forfeited"])
     journal = Path(path).parent / checkpoint.state["journal"]
-    if not engine.ranks.spread_object(journal.exists()):  # as rank 0 sees it
+    if not run.ranks.broadcast_object(journal.exists()):  # as rank 0 sees it
         fail(
-            f"Expected the run's journal at {str(journal)!r}, to see that the same noise does not meet "
+            f"Expected the run's journal at {str(journal)!r}, to see that the same noise is not used on "
             "different gradients. Got none. Put it back beside the checkpoint, or begin a new run."
         )
-    engine.keep_journal(journal)
+    run.journal.keep(journal)
 
 
-def describe_run(engine: PrivacyEngine) -> dict[str, Any]:
+def describe_run(run: Run) -> dict[str, Any]:
     """What the run depends on, apart from the model's parameters: a resume must agree with all of it."""
     # The digests of private data are keyed: without the key nobody can check a guess.
-    key = engine.source.key_bytes()
+    key = run.execution.source.key_bytes()
     return {
-        "plan": engine.plan.digest,
-        "people": fingerprint_data((engine.level_of_person, engine.record_of_person), key=key),
-        "data": engine.records.fingerprint(key),
-        "model": describe_model(engine.module),
-        "optimizer": describe_optimizer(engine.optimizer.original),
-        "options": engine.options,
-        "compiled code": engine.ranks.spread_object(native.description()),
-        "number of ranks": engine.ranks.world_size,
+        "plan": run.plan.digest,
+        "people": fingerprint_data((run.level_of_person, run.record_of_person), key=key),
+        "data": run.records.fingerprint(key),
+        "model": describe_model(run.module),
+        "optimizer": describe_optimizer(run.optimizer.original),
+        "options": run.options,
+        "compiled code": run.ranks.broadcast_object(native.description()),
+        "number of ranks": run.ranks.world_size,
     }
 
 
@@ -106,7 +106,7 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, place: s
             what, before, after = _narrow(name, before, after)
             fail(
                 f"Expected the {what} that the checkpoint {place!r} was made with: {before!r}. Got "
-                f"{after!r}. Resuming would let the same noise meet different gradients. Resume with what "
+                f"{after!r}. Resuming would use the same noise on different gradients. Resume with what "
                 "the run was begun with, or begin a new run."
             )
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
+from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
 
@@ -29,6 +30,7 @@ except ImportError as error:  # pragma: no cover
 
 if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.engine.batches import PhysicalBatch
     from pdpsgd.planning.plans import Plan
 
 __all__ = ["PrivateTraining", "make_private"]
@@ -78,20 +80,18 @@ class PrivateTraining:
 
     private_options: dict[str, Any]
     engine: PrivacyEngine
-    _examples_do_not_mix = False
 
     def configure_optimizers(self) -> Any:
         """The module's own optimizer, made private; a scheduler, if there is one, stays as it is."""
         _check_trainer(self.trainer)  # type: ignore[attr-defined]
         configured = super().configure_optimizers()  # type: ignore[misc]
         optimizer, scheduler = _one_optimizer(configured)
-        self.engine = PrivacyEngine()
+        self.engine = PrivacyEngine(observers=[TrainingStepProbe(self)], watch_loop=False)
         _, private, self._private_loader = self.engine.make_private(
             module=self,  # type: ignore[arg-type]
             optimizer=optimizer,
             **self.private_options,
         )
-        self._private_loader.inspect = self._check_that_examples_do_not_mix
         if scheduler is None:
             return private
         _attach(scheduler, private)
@@ -107,15 +107,23 @@ class PrivateTraining:
         if self.engine.steps_left == 0:
             self.engine.close()
 
-    def _check_that_examples_do_not_mix(self, batch: Any) -> None:
-        """Try `training_step` as a whole on the first batch that is large enough to tell."""
-        if not self._examples_do_not_mix:
-            with _as_forward(self):
-                self._examples_do_not_mix = check_examples_do_not_mix(
-                    self,  # type: ignore[arg-type]
+
+class TrainingStepProbe(StepObserver):
+    """Tries `training_step` as a whole on the first batch that is large enough to tell."""
+
+    def __init__(self, module: PrivateTraining) -> None:
+        self._module = module
+        self._done = False
+
+    def batch_yielded(self, batch: PhysicalBatch) -> None:
+        """Refuse a training step in which examples mix."""
+        if not self._done:
+            with _as_forward(self._module):
+                self._done = check_examples_do_not_mix(
+                    self._module,  # type: ignore[arg-type]
                     _loss_of,
-                    (batch,),
-                    loss_reduction=self.private_options.get("loss_reduction", "mean"),
+                    (batch.examples,),
+                    loss_reduction=self._module.private_options.get("loss_reduction", "mean"),
                 )
 
 

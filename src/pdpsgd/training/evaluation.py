@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.engine.batches import Chunk, call, to_device
+from pdpsgd.engine.batches import PhysicalBatch, call, to_device
 from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
 from pdpsgd.training.components import Loss, loss_of
@@ -114,10 +114,10 @@ def _predictions(model: nn.Module, records: Records, batch_size: int) -> Iterato
         model.train(was_training)
 
 
-def _in_order(records: int, batch_size: int) -> Iterator[Chunk]:
+def _in_order(records: int, batch_size: int) -> Iterator[PhysicalBatch]:
     for start in range(0, records, batch_size):
         numbers = np.arange(start, min(start + batch_size, records), dtype=np.int64)
-        yield Chunk(step=0, records=numbers, clip_norms=torch.empty(0), first=True, last=True)
+        yield PhysicalBatch(step=0, records=numbers, clip_norms=torch.empty(0), first=True, last=True)
 
 
 def _correct(outputs: Any, targets: Any) -> Tensor | None:

@@ -81,7 +81,9 @@ class Trainer:
         self.average = None if weight_average is None else WeightAverage(model, weight_average)
         self.ended: list[dict[str, Tensor]] = []  # models of rounds after which a fresh one began
         self.history: list[dict[str, Any]] = []
-        self.engine = PrivacyEngine()
+        self.engine = PrivacyEngine(
+            watch_loop=False
+        )  # nothing happens between loader and model but `augment`
         self._clock = time.monotonic()
         self._saved = time.monotonic()
         self._log: list[dict[str, Any]] = []
@@ -106,13 +108,12 @@ class Trainer:
             on_fresh_model=self._fresh_model,
             **private,
         )
-        self.engine.loop_is_known = True
         self.plan = self.engine.plan
         self.device = next(self.model.parameters()).device
         self.learning_rates = [group["lr"] for group in self.engine.optimizer.param_groups]
         if folder is None:
             return
-        if self.engine.ranks.spread_object(folder.begun):  # as rank 0 sees it
+        if self.engine.ranks.broadcast_object(folder.begun):  # as rank 0 sees it
             self.engine.resume(folder.checkpoint, training=self)
         else:
             if self.engine.ranks.first:

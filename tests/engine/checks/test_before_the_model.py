@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError
 
 
@@ -112,8 +113,10 @@ def test_a_loop_that_mixes_examples_before_the_model_is_refused(private, flat, n
 @pytest.mark.parametrize("name", HONEST)
 def test_preparing_examples_one_by_one_passes_and_changes_nothing(private, helpers, flat, name, options):
     data = helpers.data(40)
-    watched, unwatched = (private(data=tuple(part.clone() for part in data), **options) for _ in range(2))
-    unwatched.loader.inspect = None
+    watched, unwatched = (
+        private(data=tuple(part.clone() for part in data), engine=PrivacyEngine(watch_loop=watch), **options)
+        for watch in (True, False)
+    )
     loop(watched, HONEST[name])
     loop(unwatched, HONEST[name])
     assert watched.engine.steps_left == 0

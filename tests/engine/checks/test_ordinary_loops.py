@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError
 
 cross_entropy = functional.cross_entropy
@@ -131,8 +132,9 @@ def train(run, loss):
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_loop_trains_without_a_word_and_as_if_unwatched(private, flat, name):
     module, loss = ORDINARY[name]
-    watched, unwatched = (private(module=module and module()) for _ in range(2))
-    unwatched.loader.inspect = None
+    watched, unwatched = (
+        private(module=module and module(), engine=PrivacyEngine(watch_loop=watch)) for watch in (True, False)
+    )
     train(watched, loss)
     train(unwatched, loss)
     assert watched.engine.steps_left == 0

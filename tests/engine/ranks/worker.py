@@ -15,6 +15,7 @@ from torch.nn import functional
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.fingerprints import digest_of_module
+from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
@@ -46,11 +47,21 @@ def make_data(people):
     return torch.randn(people, 5, generator=generator), torch.arange(people) % 3
 
 
-def make_private(plan, *, start=3, data=None, **options):
+class Sizes(StepObserver):
+    """Remembers how many records each batch had."""
+
+    def __init__(self):
+        self.of_batches = []
+
+    def batch_yielded(self, batch):
+        self.of_batches.append(batch.size)
+
+
+def make_private(plan, *, start=3, data=None, observers=(), **options):
     torch.manual_seed(start)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     budgets = Budgets([level.epsilon for level in plan.levels for _ in range(level.people)])
-    engine = PrivacyEngine()
+    engine = PrivacyEngine(observers=observers)
     engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5),
@@ -98,11 +109,10 @@ def compare(folder):
     found = {}
     for name, plan in PLANS.items():
         # Ranks start from different parameters on purpose: rank 0's must win.
-        engine = make_private(plan, seed=5, start=3 + int(os.environ["RANK"]))
-        sizes = []
-        engine.execution.when_handed_out.append(lambda chunk, sizes=sizes: sizes.append(chunk.size))
+        sizes = Sizes()
+        engine = make_private(plan, seed=5, start=3 + int(os.environ["RANK"]), observers=[sizes])
         train(engine)
-        found[name] = {"weights": weights(engine), "sizes": sizes}
+        found[name] = {"weights": weights(engine), "sizes": sizes.of_batches}
     limited = train(make_private(PLANS["some"], seed=5, max_physical_batch_size=3))
     found["limited"] = {"weights": weights(limited)}
     secret = train(make_private(PLANS["some"], secure=True))

@@ -7,17 +7,22 @@ running mean, an observer's maximum, a memory of earlier batches) would be a sec
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm
 
+from pdpsgd.engine._torch import SpectralNorm, own_buffers, own_parameters, version
+from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
 
+if TYPE_CHECKING:
+    from pdpsgd.engine.batches import PhysicalBatch
+
 # What these keep is a function of the weights.
-_ALLOWED = (_SpectralNorm,)
+_ALLOWED = (SpectralNorm,)
 
 
-class BufferWatch:
+class BufferWatch(StepObserver):
     """Comparison of buffers and frozen parameters between a batch and its step.
 
     Guarantee: a step whose batch changed one of them, as torch counts changes, is refused before anything of it
@@ -33,9 +38,14 @@ class BufferWatch:
         self._values: dict[str, Tensor] | None = None
         self._compared_values = False
 
+    def batch_yielded(self, batch: PhysicalBatch) -> None:
+        """Note what is there, and look again when the loop steps."""
+        self.start()
+        batch.when_stepped.append(lambda: self.check(empty=batch.size == 0))
+
     def start(self) -> None:
         """Note the state of all of them: a batch is yielded."""
-        self._before = {name: (tensor, _version(tensor)) for name, tensor in self._tensors().items()}
+        self._before = {name: (tensor, version(tensor)) for name, tensor in self._tensors().items()}
         if not self._compared_values:
             self._values = {name: tensor.detach().clone() for name, tensor in self._buffers().items()}
 
@@ -43,8 +53,8 @@ class BufferWatch:
         """Refuse the batch if anything has changed since it was yielded."""
         now = self._tensors()
         for name, tensor in now.items():
-            before, version = self._before.get(name, (None, -1))
-            if before is not tensor or version != _version(tensor):
+            before, writes = self._before.get(name, (None, -1))
+            if before is not tensor or writes != version(tensor):
                 _refuse(name)
         for name, value in (self._values or {}).items():
             if not _same(now[name], value):
@@ -56,7 +66,7 @@ class BufferWatch:
         frozen = {
             _join(place, name): parameter
             for place, child in self._modules
-            for name, parameter in child._parameters.items()
+            for name, parameter in own_parameters(child).items()
             if parameter is not None and id(parameter) not in self._trainable
         }
         return self._buffers() | frozen
@@ -65,7 +75,7 @@ class BufferWatch:
         return {
             _join(place, name): buffer
             for place, child in self._modules
-            for name, buffer in child._buffers.items()
+            for name, buffer in own_buffers(child).items()
             if buffer is not None
         }
 
@@ -81,10 +91,6 @@ def _refuse(name: str) -> None:
 
 def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from pdpsgd.engine._torch import keep_version, own_buffers
 from pdpsgd.engine.batches import RandomStates, call, has_rows, tensors
 from pdpsgd.engine.checks.loss import check_loss
 from pdpsgd.engine.checks.replay import CannotTellError
@@ -410,7 +411,7 @@ def _moved_a_little(parameters: list[nn.Parameter], devices: list[int]) -> Itera
     held = [parameter.detach().clone() for parameter in parameters]
     with ExitStack() as stack:
         for parameter in parameters:
-            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(parameter))
+            stack.enter_context(keep_version(parameter))
         try:
             with torch.no_grad(), torch.random.fork_rng(devices):
                 for parameter in parameters:
@@ -425,14 +426,14 @@ def _moved_a_little(parameters: list[nn.Parameter], devices: list[int]) -> Itera
 @contextmanager
 def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     modes = [(child, child.training) for child in module.modules()]
-    held = [(child, dict(child._buffers)) for child in module.modules()]
+    held = [(child, dict(own_buffers(child))) for child in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     states = RandomStates.now()
     with ExitStack() as stack:
         stack.callback(states.restore)
         # That the probe wrote to a buffer must not be taken for a write of the training's.
         for buffer, _ in buffers:
-            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer))
+            stack.enter_context(keep_version(buffer))
         try:
             with torch.random.fork_rng(_devices(module)), torch.enable_grad():
                 yield
@@ -440,8 +441,8 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
             for child, mode in modes:
                 child.training = mode
             for child, own in held:
-                child._buffers.clear()
-                child._buffers.update(own)
+                own_buffers(child).clear()
+                own_buffers(child).update(own)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.resize_(value.shape).copy_(value)

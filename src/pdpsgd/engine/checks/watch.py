@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 
+from pdpsgd.engine._torch import pop_function_modes, push_function_mode
 from pdpsgd.engine.batches import Arguments, map_tensors, tensors
 from pdpsgd.engine.checks.loop import LossCheck, check_inputs, check_parameters
 from pdpsgd.engine.checks.probe import check_model
@@ -75,7 +75,7 @@ class LossWatch(TorchFunctionMode):
     def start(self) -> None:
         """Start watching below all function modes that the loop is in, which keep their order."""
         above = _taken_off()
-        _push_mode(self)  # type: ignore[no-untyped-call]
+        push_function_mode(self)
         _put_back(above)
 
     def stop(self, *, report: bool = True) -> None:
@@ -173,15 +173,16 @@ class LossWatch(TorchFunctionMode):
 
 def _taken_off() -> list[TorchFunctionMode]:
     """Take all modes off torch's stack, the top one first; watches that have ended are dropped."""
-    modes = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
     return [
-        mode for mode in modes if not (isinstance(mode, LossWatch) and (mode.done or mode.owner() is None))
+        mode
+        for mode in pop_function_modes()
+        if not (isinstance(mode, LossWatch) and (mode.done or mode.owner() is None))
     ]
 
 
 def _put_back(modes: list[TorchFunctionMode]) -> None:
     for mode in reversed(modes):
-        _push_mode(mode)  # type: ignore[no-untyped-call]
+        push_function_mode(mode)
 
 
 def _training(module: nn.Module) -> bool:

@@ -1,0 +1,67 @@
+"""Every private name of torch that the engine uses, in one place; checked with torch 2.13.
+
+torch may change what has a leading underscore in any release. `tests/engine/test_torch_private.py` says which of
+these a release has changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNorm
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+
+CHECKED_WITH = "2.13"
+
+__all__ = [
+    "CHECKED_WITH",
+    "SpectralNorm",
+    "keep_version",
+    "own_buffers",
+    "own_parameters",
+    "pop_function_modes",
+    "push_function_mode",
+    "share_step_hooks",
+    "version",
+]
+
+
+def push_function_mode(mode: TorchFunctionMode) -> None:
+    """Put a mode on top of torch's stack, as entering it does."""
+    _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def pop_function_modes() -> list[TorchFunctionMode]:
+    """Take all modes off torch's stack, the top one first."""
+    count = torch._C._len_torch_function_stack()
+    return [_pop_mode() for _ in range(count)]  # type: ignore[no-untyped-call]
+
+
+def keep_version(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Let writes to the tensor inside the context go uncounted."""
+    return torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor)
+
+
+def version(tensor: Tensor) -> int:
+    """Return how many writes torch has counted; inference tensors are not counted."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the dictionary of a module's own buffers: `named_buffers()` takes too long for every step."""
+    return module._buffers
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return the dictionary of a module's own parameters."""
+    return module._parameters
+
+
+def share_step_hooks(wrapper: Optimizer, wrapped: Optimizer) -> None:
+    """Let a wrapper that never called `Optimizer.__init__` have the hooks of the optimizer in it."""
+    wrapper._optimizer_step_pre_hooks = wrapped._optimizer_step_pre_hooks
+    wrapper._optimizer_step_post_hooks = wrapped._optimizer_step_post_hooks
