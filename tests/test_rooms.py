@@ -28,7 +28,6 @@ ENTRY_POINTS = {"pdpsgd", "pdpsgd.__main__", "pdpsgd.cli.demo"}
 KNOWN = {
     "cycle in accounting",
     "cycle in planning",
-    "cycle in engine",
     "summary in budgets",
     "summary in accounting",
     "summary in planning",
