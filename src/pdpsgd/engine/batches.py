@@ -1,4 +1,4 @@
-"""The examples of a batch, whatever holds their tensors; and the batch with one example exchanged for another.
+"""Trees of tensors, the physical batch, and a batch with one example exchanged for another.
 
 What becomes of an example must not depend on the others. The way to see it, wherever something is done to a batch: do
 it again with one example exchanged, and compare what became of the others.
@@ -24,7 +24,7 @@ Batch = Any
 
 
 def named_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
-    """The tensors in tuples, lists, mappings and dataclasses, by where they are.
+    """Return the tensors in tuples, lists, mappings and dataclasses, by where they are.
 
     >>> list(named_tensors({"x": [torch.zeros(2), 1], "y": torch.ones(1)}))
     ['.x.0', '.y']
@@ -38,12 +38,12 @@ def named_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """The tensors in tuples, lists, mappings and dataclasses."""
+    """Return the tensors in tuples, lists, mappings and dataclasses."""
     return list(named_tensors(tree).values())
 
 
 def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same tree with changed tensors; what is neither a tensor nor a container stays."""
+    """Change the tensors of a tree; what is neither a tensor nor a container stays."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -63,12 +63,12 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def has_rows(tensor: Tensor, size: int) -> bool:
-    """Whether a tensor has a row for each of so many examples."""
+    """Tell whether a tensor has a row for each of `size` examples."""
     return tensor.dim() > 0 and tensor.shape[0] == size
 
 
 def exchanged(tree: Any, size: int, rows: Sequence[int], by: int) -> Any:
-    """A copy of a batch of `size` examples in which some are replaced by another of them.
+    """Copy a batch of `size` examples with some of them replaced by another.
 
     >>> exchanged(torch.tensor([1, 2, 3]), 3, [0, 1], 2).tolist()
     [3, 3, 3]
@@ -84,7 +84,7 @@ def exchanged(tree: Any, size: int, rows: Sequence[int], by: int) -> Any:
 
 
 def same_but_for(rows: Sequence[int], one: Tensor, other: Tensor, size: int) -> bool:
-    """Whether two tensors are alike but in the rows of some of `size` examples (all rows of each, if there are views).
+    """Tell whether two tensors are alike but in the rows (of all views) of some of `size` examples.
 
     Rounding may differ with what stands in other rows; what mixes examples is far coarser than that.
     """
@@ -109,7 +109,7 @@ class RandomStates:
 
     @classmethod
     def now(cls) -> RandomStates:
-        """As they are."""
+        """Read the states."""
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
 
     def restore(self) -> None:
@@ -121,7 +121,7 @@ class RandomStates:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of torch, NumPy and Python from this seed, and afterwards as if nothing had been."""
+    """Seed torch, NumPy and Python for a while, and put their random states back afterwards."""
     states = RandomStates.now()
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
@@ -178,7 +178,7 @@ def to_device(part: Any, device: torch.device | None) -> Any:
 
 
 def repeated(part: Any, times: int) -> Any:
-    """Each row so many times, in a tensor, or in the tensors of a batch."""
+    """Repeat each row, in a tensor or in the tensors of a batch, one after the other."""
     return map_tensors(lambda tensor: tensor.repeat_interleave(times, 0), part)
 
 
@@ -191,7 +191,7 @@ class Arguments:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """The model's outputs; a tuple, list or dict of inputs is spread out."""
+    """Return the model's outputs; a tuple, list or dict of inputs is spread out."""
     if isinstance(inputs, Arguments):
         return model(*inputs.args, **inputs.kwargs)
     if isinstance(inputs, Mapping):

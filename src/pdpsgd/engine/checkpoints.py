@@ -90,7 +90,7 @@ class HasState(Protocol):
     """An optimizer, a scheduler, or anything else that gives and takes its state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that has to be saved."""
+        """Return all that has to be saved."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
@@ -99,7 +99,7 @@ class HasState(Protocol):
 
 
 def pack_optimizer(optimizer: HasState, *, prefix: str = "optimizer") -> tuple[dict[str, torch.Tensor], JSON]:
-    """The state of an optimizer or a scheduler as tensors and JSON, exactly.
+    """Turn the state of an optimizer or a scheduler into tensors and JSON, exactly.
 
     Numbers (also infinite ones and NaN), None, strings, tensors, and lists, tuples and dicts of these come
     back as they were, with their types. Anything else is refused by its place: a run cannot go on from what
@@ -209,7 +209,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _force_to_disk(folder: Path) -> bool:
-    """Whether the names in the folder are known to be on the disk; not every system can tell."""
+    """Tell whether the names in the folder are known to be on the disk; not every system can tell."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -294,6 +294,3 @@ def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
             pairs = {_from_json(name, tensors): _from_json(item, tensors) for name, item in content}
             return Counter(pairs) if tag == _COUNTER else pairs
     return {name: _from_json(item, tensors) for name, item in value.items()}
-
-
-# --- the data's digest -------------------------------------------------------------------------------------

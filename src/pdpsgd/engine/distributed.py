@@ -1,5 +1,4 @@
-"""Many processes, one run: each rank draws among its own people; sums meet on rank 0, where noise enters
-once.
+"""Many processes, one run: each rank samples its own people, and noise enters once, on rank 0.
 
 Rank 0 gathers the clipped sums, adds the step's one noise vector, and sends the result to all: noise enters
 exactly once by construction, and replicas hold the same bits by construction, whatever devices they run on.
@@ -36,7 +35,7 @@ class Ranks:
 
     @classmethod
     def join(cls, *, device: torch.device | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
-        """The process group if there is one; under torchrun, made first; else a run of one process."""
+        """Join the process group if there is one; under torchrun, made first; else a run of one process."""
         if not dist.is_available():
             return cls()
         if not dist.is_initialized():
@@ -80,7 +79,7 @@ class Ranks:
         return box[0]
 
     def share_key(self, source: RandomSource) -> RandomSource:
-        """One secret key for all ranks: rank 0's."""
+        """Give all ranks one secret key: rank 0's."""
         if self.world_size == 1:
             return source
         key = self.broadcast_object(source.key_bytes() if self.first else None)
@@ -103,7 +102,7 @@ class Ranks:
                 fail(f"Expected the same {what} on all ranks. Got others on rank {odd[0]} than on rank 0.")
 
     def wait(self) -> None:
-        """Until everybody is here."""
+        """Wait until everybody is here."""
         if self.world_size > 1:
             with _or_stop("waiting for the other ranks"):
                 dist.barrier()
@@ -116,7 +115,7 @@ class Ranks:
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """All tensors as one, so that there is one message a step; written back afterwards."""
+    """Join all tensors, so that there is one message a step; written back afterwards."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     yield flat
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,9 @@ from torch.optim import Optimizer
 
 from pdpsgd.errors import fail
 
-if TYPE_CHECKING:
-    pass
-
 
 def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
-    """A digest of the data that a run is on, so that it is not resumed on other data.
+    """Digest the data that a run is on, so that it is not resumed on other data.
 
     Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of
     any other map-style dataset: its length, its kind, and `samples` items spread evenly from the first to
@@ -103,7 +100,7 @@ def _fixed_seeds() -> Iterator[None]:
 
 
 def digest_of_module(module: nn.Module) -> str:
-    """A fingerprint of the module's parameters and buffers, bit for bit."""
+    """Digest the module's parameters and buffers, bit for bit."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
@@ -112,7 +109,7 @@ def digest_of_module(module: nn.Module) -> str:
 
 
 def describe_model(module: nn.Module) -> str:
-    """A digest of the model's structure: its modules, and its parameters' names, shapes and types."""
+    """Digest the model's structure: its modules, and its parameters' names, shapes and types."""
     lines = [f"{name}: {type(part).__name__}" for name, part in module.named_modules()]
     lines += [
         f"{name}: {tuple(p.shape)} {p.dtype} {p.requires_grad}" for name, p in module.named_parameters()
@@ -122,7 +119,7 @@ def describe_model(module: nn.Module) -> str:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's kind and settings, without what schedules change."""
+    """Return the optimizer's kind and settings, without what schedules change."""
     changing = ("params", "lr", "initial_lr")
     groups = [
         {key: repr(value) for key, value in group.items() if key not in changing}

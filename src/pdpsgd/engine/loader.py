@@ -41,7 +41,7 @@ class PrivateLoader:
         self.steps_per_epoch = steps_per_epoch
 
     def __len__(self) -> int:
-        """How many steps a pass takes from here (not the number of physical batches: that is sensitive)."""
+        """Return how many steps a pass takes from here (not the number of physical batches: that is sensitive)."""
         left = self._execution.steps_left
         return left if self.steps_per_epoch is None else min(left, self.steps_per_epoch)
 

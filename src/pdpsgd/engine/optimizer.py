@@ -116,7 +116,7 @@ class PrivateOptimizer(Optimizer):
             self._gradients.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state: loads without pdpsgd."""
+        """Return the wrapped optimizer's state, which loads without pdpsgd."""
         return self.original.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Whose record is which, and records by number: the private data as training sees it.
 
 People are known by their place on the public list, records by their place in the data. For now a person has
-one record or none. Somebody without a record is drawn like anyone and contributes nothing.
+one record or none. Somebody without a record is sampled like anyone and contributes nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Records(Protocol):
     """The supplied records, and how to put some of them together as a batch."""
 
     def fingerprint(self, key: bytes) -> str:
-        """A keyed digest of the data."""
+        """Digest the data, with a key."""
 
     def __len__(self) -> int:
-        """How many records there are (sensitive: people may have supplied none)."""
+        """Return how many records there are (sensitive: people may have supplied none)."""
 
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
         """Yield each physical batch with its records put together, in order."""
@@ -62,7 +62,7 @@ def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor)
     dataset: Any = data if loader is None else loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         fail(
-            "Expected data whose records can be drawn by number: a map-style Dataset, a DataLoader over one, "
+            "Expected data whose records can be read by number: a map-style Dataset, a DataLoader over one, "
             f"or tensors. Got {type(dataset).__name__}."
         )
     plain = loader is None or (loader.collate_fn is default_collate and not loader.pin_memory)
@@ -79,7 +79,7 @@ def match_records(
     record_ids: ArrayLike | None = None,
     record_of_person: ArrayLike | None = None,
 ) -> IntArray:
-    """The number of each person's record, -1 for those who supplied none.
+    """Return the number of each person's record, -1 for those who supplied none.
 
     By default person i of the list has record i. `record_of_person` gives the numbers outright; `record_ids`
     names, for each record, the person on the list (`ids`) whose record it is.
@@ -123,7 +123,7 @@ class TensorRecords:
         return len(self.tensors[0])
 
     def fingerprint(self, key: bytes) -> str:
-        """A keyed digest of all tensors."""
+        """Digest all tensors, with a key."""
         return self._fingerprint(key)
 
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
@@ -149,7 +149,7 @@ class DatasetRecords:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def fingerprint(self, key: bytes) -> str:
-        """A keyed digest of some items."""
+        """Digest some items, with a key."""
         return self._fingerprint(key)
 
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
@@ -165,7 +165,7 @@ class DatasetRecords:
             yield batch, examples
 
     def empty(self) -> Batch:
-        """A batch of no records, with the shapes and types of any other."""
+        """Return a batch of no records, with the shapes and types of any other."""
         if self._empty is None:
             if len(self) == 0:
                 fail("Expected at least one record, to know the shapes of a batch. Got none.")
@@ -178,7 +178,7 @@ class DatasetRecords:
         return default_collate if self.loader is None else self.loader.collate_fn
 
     def some_items(self, most: int) -> list[Any]:
-        """Up to so many items, spread over the data, read under a fixed seed."""
+        """Read up to `most` items, spread over the data, under a fixed seed."""
         numbers = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64))
         return _SeededItems(self.dataset).__getitems__([0, *numbers.tolist()])
 
@@ -233,7 +233,7 @@ def _fingerprint(data: Any, key: bytes) -> str:
 
 
 def _first_none(batch: Any) -> Any:
-    """The first no rows of everything in a collated batch."""
+    """Take no rows of everything in a collated batch."""
     if isinstance(batch, Tensor):
         return batch[:0]
     if isinstance(batch, Mapping):

@@ -83,7 +83,7 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """What the run depends on, apart from the model's parameters: a resume must agree with all of it."""
+    """Name what the run depends on, apart from the model's parameters: a resume must agree with all of it."""
     # The digests of private data are keyed: without the key nobody can check a guess.
     key = run.execution.source.key_bytes()
     return {

@@ -13,13 +13,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.integrations._torch import move_scheduler
 
 try:
     import lightning
@@ -44,13 +44,26 @@ def make_private(
     budgets: Budgets | None = None,
     **options: Any,
 ) -> lightning.LightningModule:
-    """The same module, made to train by a plan; `options` are those of `PrivacyEngine.make_private`.
+    """Make a LightningModule train by a plan.
 
     One pass over the loader takes all of the plan's steps: use `Trainer(max_epochs=1)`, or give
     `steps_per_epoch` and let the epochs add up to the plan's steps.
 
     Guarantee: that of `PrivacyEngine`, for the parameters at any step. Metrics that `training_step` logs are
     not covered.
+
+    Args:
+        module: The module; it keeps its `training_step` and `configure_optimizers`.
+        data_loader: A loader, a map-style dataset, or tensors whose first dimension counts records.
+        plan: What to execute.
+        budgets: Who is on which level; needed unless the plan knows its people or has one level only.
+        options: The other options of `PrivacyEngine.make_private`.
+
+    Returns:
+        The same module.
+
+    Raises:
+        PdpsgdError: The module, or an option, does not go together with a plan.
     """
     if not isinstance(module, lightning.LightningModule):
         fail(f"Expected a LightningModule. Got {type(module).__name__}.")
@@ -75,14 +88,13 @@ def make_private(
 
 
 class PrivateTraining:
-    """Comes before a LightningModule's own class: batches from the plan, a private optimizer, and
-    refusals."""
+    """What comes before a LightningModule's own class: batches of the plan, a private optimizer, refusals."""
 
     private_options: dict[str, Any]
     engine: PrivacyEngine
 
     def configure_optimizers(self) -> Any:
-        """The module's own optimizer, made private; a scheduler, if there is one, stays as it is."""
+        """Make the module's own optimizer private; a scheduler, if there is one, stays as it is."""
         _check_trainer(self.trainer)  # type: ignore[attr-defined]
         configured = super().configure_optimizers()  # type: ignore[misc]
         optimizer, scheduler = _one_optimizer(configured)
@@ -98,11 +110,11 @@ class PrivateTraining:
         return {"optimizer": private, "lr_scheduler": scheduler}
 
     def train_dataloader(self) -> Any:
-        """The plan's steps."""
+        """Return the loader of the plan's steps."""
         return self._private_loader
 
     def on_fit_end(self) -> None:
-        """Forget the key once the plan is carried out."""
+        """Forget the key once the plan is complete."""
         super().on_fit_end()  # type: ignore[misc]
         if self.engine.steps_left == 0:
             self.engine.close()
@@ -161,7 +173,7 @@ def _loss_of(step_output: Any) -> Any:
 
 
 def _one_optimizer(configured: Any) -> tuple[Any, Any]:
-    """The optimizer and its scheduler, from the forms that Lightning allows for one of each."""
+    """Take the optimizer and its scheduler from the forms that Lightning allows for one of each."""
     if isinstance(configured, dict):
         return configured["optimizer"], configured.get("lr_scheduler")
     if isinstance(configured, (list, tuple)):
@@ -176,11 +188,7 @@ def _one_optimizer(configured: Any) -> tuple[Any, Any]:
 def _attach(configured: Any, private: Any) -> None:
     """Let the scheduler belong to the private optimizer, which shares the groups that it sets rates in."""
     scheduler = configured["scheduler"] if isinstance(configured, dict) else configured
-    scheduler.optimizer = private
-    # torch's schedulers look for the marks that they left on the optimizer's own step.
-    private._opt_called = True
-    private.step = partial(private.step)
-    private.step._wrapped_by_lr_sched = True
+    move_scheduler(scheduler, private)
 
 
 def _check_trainer(trainer: Any) -> None:
