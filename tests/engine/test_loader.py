@@ -143,7 +143,7 @@ def test_a_collation_that_keeps_the_order_is_accepted_where_norms_differ(private
 
 
 def test_a_stream_is_refused(private):
-    with pytest.raises(PdpsgdError, match=r"drawn by number.*Got Stream"):
+    with pytest.raises(PdpsgdError, match=r"read by number.*Got Stream"):
         private(data=DataLoader(Stream()))
 
 
