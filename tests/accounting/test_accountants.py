@@ -174,17 +174,17 @@ def test_what_rounding_may_lose_over_very_many_steps_counts_as_lost() -> None:
 @pytest.mark.parametrize("steps", [100, 10_000, 300_000])
 def test_what_is_counted_as_lost_is_more_than_rounding_takes_from_any_tail(steps: int) -> None:
     q, sigma = 0.05 / math.sqrt(steps), 1.0
-    one, _ = pld_module._orders(pld_module._distribution((Exposure(1.0, q, sigma, 1),)))
+    one, _ = pld_module._distribution((Exposure(1.0, q, sigma, 1),))
     composed = pld_module._self_compose(one, steps)
-    size = pld_module.next_fast_len(composed.size, real=True)
-    places = np.arange(one.size) % size
-    wrapped = np.bincount(places, weights=one._probs, minlength=size).astype(np.longdouble)
+    size = pld_module.next_fast_len(composed.mass.size, real=True)
+    places = np.arange(one.mass.size) % size
+    wrapped = np.bincount(places, weights=one.mass, minlength=size).astype(np.longdouble)
     exact = scipy_fft.irfft(scipy_fft.rfft(wrapped) ** steps, n=size)
-    first = composed._lower_loss - one._lower_loss * steps
-    exact = np.roll(exact, -first % size)[: composed.size]
-    lost = np.cumsum(exact[::-1]) - np.cumsum(composed._probs[::-1].astype(np.longdouble))
+    first = composed.first - one.first * steps
+    exact = np.roll(exact, -first % size)[: composed.mass.size]
+    lost = np.cumsum(exact[::-1]) - np.cumsum(composed.mass[::-1].astype(np.longdouble))
     assert float(lost.max()) <= pld_module.ROUNDING * (10 + steps) / 3
-    assert composed._infinity_mass >= pld_module.ROUNDING * (10 + steps)
+    assert composed.infinite >= pld_module.ROUNDING * (10 + steps)
 
 
 def test_rounds_of_the_same_mechanism_merge_but_draws_do_not() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +13,13 @@ from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from pdpsgd._typing import FloatArray
+from pdpsgd.accounting._dp_accounting import Losses, compose
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.accounting.rdp import RdpAccountant
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
-    pass
-
-FINENESS = 10
-"""Grid points per standard deviation of one step's loss; the answer is too high by about 8 % / FINENESS^2."""
+GRID_POINTS = 10
+"""Per standard deviation of one step's loss; the answer is too high by about 8 % / GRID_POINTS^2."""
 SMALLEST_DELTA = 1e-10
 COARSEST_INTERVAL = 0.02
 MOST_BINS = 1 << 25
@@ -33,13 +29,19 @@ ROUNDING = 1e-15
 """What double precision may lose of a tail, for each step and ten more: counted as infinite loss, too. (Against long
 doubles, a third of that or less: see the tests.)"""
 
+Pair = tuple[Losses, Losses]
+"""The distributions for removing and for adding a record."""
+Curve = Callable[[FloatArray], FloatArray]
+"""delta at each epsilon."""
+Amplified = Callable[[Curve, float, FloatArray], FloatArray]
+
 
 class PldAccountant(Accountant):
     """Numerical composition of privacy loss distributions (Doroshenko et al. 2022, arXiv:2207.04380).
 
-    Guarantee: epsilon and delta are upper bounds for adding and for removing a record. Losses are discretised
+    Guarantee: epsilon and delta are upper bounds for adding and for removing a record. Losses are discretized
     pessimistically (connect the dots) and truncated mass counts as infinite loss. Numerical error: the
-    discretisation overstates epsilon by about 0.1 % (`FINENESS`); what convolution in double precision may
+    discretization overstates epsilon by about 0.1 % (`GRID_POINTS`); what convolution in double precision may
     lose counts as infinite loss (`ROUNDING`), so small deltas, and those close to that loss, are answered by
     the RDP accountant, which has no such floor.
     """
@@ -47,23 +49,26 @@ class PldAccountant(Accountant):
     name = "pld"
     proves = True
 
+    def __init__(self) -> None:
+        self._rdp = RdpAccountant()
+
     def _epsilon(self, history: History, delta: float) -> float:
         if delta < _smallest_delta(history):
-            return _rdp().epsilon(history, delta)
+            return self._rdp.epsilon(history, delta)
         try:
-            removing, adding = _orders(_distribution(history))
+            removing, adding = _distribution(history)
         except _GridTooFineError:
-            return _rdp().epsilon(history, delta)
+            return self._rdp.epsilon(history, delta)
         return max(_epsilon_at(removing, delta), _epsilon_at(adding, delta))
 
     def _delta(self, history: History, epsilon: float) -> float:
         at = np.array([epsilon])
         try:
-            delta = max(float(_delta_curve(pmf)(at)[0]) for pmf in _orders(_distribution(history)))
+            delta = max(float(_delta_curve(losses)(at)[0]) for losses in _distribution(history))
         except _GridTooFineError:
-            return _rdp().delta(history, epsilon)
+            return self._rdp.delta(history, epsilon)
         smallest = _smallest_delta(history)
-        return delta if delta >= smallest else min(smallest, _rdp().delta(history, epsilon))
+        return delta if delta >= smallest else min(smallest, self._rdp.delta(history, epsilon))
 
 
 def _smallest_delta(history: History) -> float:
@@ -72,26 +77,21 @@ def _smallest_delta(history: History) -> float:
 
 
 class _GridTooFineError(Exception):
-    """A grid that fits the steps has too many points for memory: practically never drawn, over very many steps."""
-
-
-def _rdp() -> Accountant:
-    from pdpsgd.accounting.registry import accountant
-
-    return accountant("rdp")
+    """A grid that fits the steps has too many points for memory: tiny rates over very many steps."""
 
 
 @lru_cache(maxsize=512)
-def _distribution(history: History) -> PrivacyLossDistribution:
+def _distribution(history: History) -> Pair:
+    """The history's distributions, composed over its rounds."""
     interval = grid_interval(history)
-    total, *others = [_round(exposure, interval) for exposure in history]
-    for other in others:
-        total = total.compose(other)
-    return total
+    (removing, adding), *others = [_round(exposure, interval) for exposure in history]
+    for one_removing, one_adding in others:
+        removing, adding = compose(removing, one_removing), compose(adding, one_adding)
+    return removing, adding
 
 
 def grid_interval(history: History) -> float:
-    """The smallest standard deviation of a step's loss in the history, over `FINENESS`.
+    """Return the smallest standard deviation of a step's loss in the history, over `GRID_POINTS`.
 
     A step's loss has a standard deviation of about q * sqrt(exp(1/sigma^2) - 1) (small q) and of about
     1/sigma (q near 1). With little noise a few steps decide, whose losses are far larger than that: a coarser
@@ -99,32 +99,30 @@ def grid_interval(history: History) -> float:
     """
     variance = [_loss_deviation(e) ** 2 * e.steps for e in history]
     counted = [e for e, v in zip(history, variance, strict=True) if v > 1e-6 * max(variance)]
-    wanted = min(_loss_deviation(e) / min(1.0, e.noise_multiplier) for e in counted) / FINENESS
+    wanted = min(_loss_deviation(e) / min(1.0, e.noise_multiplier) for e in counted) / GRID_POINTS
     return min(wanted, COARSEST_INTERVAL)
 
 
 def _loss_deviation(e: Exposure) -> float:
     small_rate = e.sample_rate * math.sqrt(math.expm1(min(e.noise_multiplier**-2, 50.0)))
-    # Somebody who is in the round by a small chance has less to lose in all of it than others in one step.
+    # With a small participation, the loss of the whole round is smaller than that of one step inside it.
     return min(small_rate, 1 / e.noise_multiplier) * min(1.0, e.participation * math.sqrt(e.steps))
 
 
-def _round(exposure: Exposure, interval: float) -> PrivacyLossDistribution:
+def _round(exposure: Exposure, interval: float) -> Pair:
     pi, q, sigma, steps = exposure
     inside = _steps(q, sigma, steps, interval)
     return inside if pi == 1 else _drawn_once(inside, pi, interval)
 
 
 @lru_cache(maxsize=256)
-def _steps(q: float, sigma: float, steps: int, interval: float) -> PrivacyLossDistribution:
+def _steps(q: float, sigma: float, steps: int, interval: float) -> Pair:
     """`steps` steps of the Poisson-subsampled Gaussian.
 
     The curve delta(epsilon) of one step is evaluated here, for the whole grid at once: dp-accounting's own
     constructor gives the same distribution, but inverts the loss point by point in Python and fails for
     little noise.
     """
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
     reach = -sigma * float(ndtri(TRUNCATED_MASS / steps))
     removing = _connect_dots(
         lambda e: _removing_curve(e, q, sigma), _loss(-reach, q, sigma), _loss(1 + reach, q, sigma), interval
@@ -132,37 +130,32 @@ def _steps(q: float, sigma: float, steps: int, interval: float) -> PrivacyLossDi
     adding = _connect_dots(
         lambda e: _adding_curve(e, q, sigma), -_loss(reach, q, sigma), -_loss(-reach, q, sigma), interval
     )
-    return PrivacyLossDistribution(_self_compose(removing, steps), _self_compose(adding, steps))
+    return _self_compose(removing, steps), _self_compose(adding, steps)
 
 
-def _self_compose(pmf: Any, steps: int) -> Any:
-    """The distribution composed with itself `steps` times, as dp-accounting does it, but several times
-    faster.
+def _self_compose(one: Losses, steps: int) -> Losses:
+    """The distribution composed with itself `steps` times, several times faster than dp-accounting does it.
 
     A Fourier transform over the window outside which Chernoff's bound leaves at most `TRUNCATED_MASS` on
     either side; the mass above counts as infinite, the mass below can only wrap around to larger losses.
     (dp-accounting finds the same window, with forty calls of scipy's logsumexp, which take most of its time.)
     """
-    from dp_accounting.pld import pld_pmf
-
-    kept = np.flatnonzero(pmf._probs > 0)
-    losses, log_mass = kept.astype(float), np.log(pmf._probs[kept])
+    kept = np.flatnonzero(one.mass > 0)
+    losses, log_mass = kept.astype(float), np.log(one.mass[kept])
     highest, lowest = _reach(losses, log_mass, steps), -_reach(-losses, log_mass, steps)
     first = max(0, math.floor(lowest))
-    last = min(steps * (pmf.size - 1), math.ceil(highest))
+    last = min(steps * (one.mass.size - 1), math.ceil(highest))
     if last - first > MOST_BINS:
         raise _GridTooFineError
     size = next_fast_len(last - first + 1, real=True)
-    wrapped = np.bincount(np.arange(pmf.size) % size, weights=pmf._probs, minlength=size)
+    wrapped = np.bincount(np.arange(one.mass.size) % size, weights=one.mass, minlength=size)
     composed = np.roll(irfft(_power(rfft(wrapped), steps), n=size), -first % size)[: last - first + 1]
-    infinite = TRUNCATED_MASS + ROUNDING * (10 + steps) - math.expm1(steps * math.log1p(-pmf._infinity_mass))
-    return pld_pmf.DensePLDPmf(
-        pmf._discretization, pmf._lower_loss * steps + first, np.maximum(composed, 0.0), infinite, True
-    )
+    infinite = TRUNCATED_MASS + ROUNDING * (10 + steps) - math.expm1(steps * math.log1p(-one.infinite))
+    return Losses(one.interval, one.first * steps + first, np.maximum(composed, 0.0), infinite)
 
 
 def _reach(losses: FloatArray, log_mass: FloatArray, steps: int) -> float:
-    """Chernoff's bound: a sum of `steps` such losses is above this with a chance of at most `TRUNCATED_MASS`.
+    """Chernoff's bound: a sum of `steps` such losses is above this with probability at most `TRUNCATED_MASS`.
 
     Any exponent gives a bound, and it falls and then rises with the exponent; so a few exponents, from far below to
     far above one over the composed width, show where the best is.
@@ -214,57 +207,43 @@ def _adding_curve(epsilon: FloatArray, q: float, sigma: float) -> FloatArray:
     return (1 - grown * (1 - q)) * ndtr(x / sigma) - grown * q * ndtr((x - 1) / sigma)
 
 
-def _connect_dots(curve: Callable[[FloatArray], FloatArray], low: float, high: float, interval: float) -> Any:
-    """The dominating distribution on the grid (Doroshenko et al. 2022, Algorithm 1), as dp-accounting holds
-    it.
+def _connect_dots(curve: Curve, low: float, high: float, interval: float) -> Losses:
+    """The dominating distribution on the grid (Doroshenko et al. 2022, Algorithm 1).
 
-    The same masses as its own `create_pmf_pessimistic_connect_dots_fixed_gap`, without going through a
-    dictionary.
+    The same masses as dp-accounting's `create_pmf_pessimistic_connect_dots_fixed_gap`, without going through
+    a dictionary.
     """
-    from dp_accounting.pld import pld_pmf
-
     first, last = math.floor(low / interval), max(math.ceil(high / interval), math.floor(low / interval) + 1)
     deltas = np.minimum.accumulate(np.clip(curve(np.arange(first, last + 1) * interval), 0.0, 1.0))
-    slopes = -np.diff(deltas) / math.expm1(
-        interval
-    )  # of delta in e^epsilon, times e^-epsilon at the left end
+    # Slopes of delta in e^epsilon, times e^-epsilon at the left end.
+    slopes = -np.diff(deltas) / math.expm1(interval)
     mass = np.empty_like(deltas)
     mass[0] = 1 - deltas[0] - slopes[0]
     mass[1:-1] = math.exp(interval) * slopes[:-1] - slopes[1:]
     mass[-1] = math.exp(interval) * slopes[-1]
-    return pld_pmf.DensePLDPmf(interval, first, np.maximum(mass, 0.0), float(deltas[-1]), True)
+    return Losses(interval, first, np.maximum(mass, 0.0), float(deltas[-1]))
 
 
-def _orders(distribution: PrivacyLossDistribution) -> tuple[Any, Any]:
-    """The distributions for removing and for adding; dp-accounting has no public way to them."""
-    return distribution._pmf_remove, distribution._pmf_add
-
-
-def _drawn_once(
-    inside: PrivacyLossDistribution, participation: float, interval: float
-) -> PrivacyLossDistribution:
-    """The same rounds, for somebody who is in them with chance `participation` and otherwise not there at
-    all.
+def _drawn_once(inside: Pair, participation: float, interval: float) -> Pair:
+    """The same rounds for a person who is in them with probability `participation`, and else not at all.
 
     Exact (docs/theory.md, "Drawn once a round"), evaluated on the grid and connected by dots again, which
-    only ever overstates. The two orders are kept apart: they are amplified differently.
+    only ever overstates. The two directions are kept apart: they are amplified differently.
     """
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    removing, adding = inside
 
-    removing, adding = _orders(inside)
-
-    def amplified(pmf: Any, curve: Any, moved: Callable[[float], float]) -> Any:
-        inner = _delta_curve(pmf)
-        low, high = moved(pmf._lower_loss * interval), moved((pmf._lower_loss + pmf.size - 1) * interval)
+    def amplified(losses: Losses, curve: Amplified, moved: Callable[[float], float]) -> Losses:
+        inner = _delta_curve(losses)
+        low, high = moved(losses.first * interval), moved((losses.first + losses.mass.size - 1) * interval)
         return _connect_dots(lambda e: curve(inner, participation, e), low, high, interval)
 
-    return PrivacyLossDistribution(
+    return (
         amplified(removing, _amplified_removing, lambda loss: math.log1p(participation * math.expm1(loss))),
         amplified(adding, _amplified_adding, lambda loss: -math.log1p(participation * math.expm1(-loss))),
     )
 
 
-def _amplified_removing(curve: Any, participation: float, epsilon: FloatArray) -> FloatArray:
+def _amplified_removing(curve: Curve, participation: float, epsilon: FloatArray) -> FloatArray:
     """`theorems.amplify_removing` for arrays."""
     inner = np.expm1(epsilon) / participation
     reachable = inner > -1
@@ -272,7 +251,7 @@ def _amplified_removing(curve: Any, participation: float, epsilon: FloatArray) -
     return np.where(reachable, participation * curve(inside), -np.expm1(epsilon))
 
 
-def _amplified_adding(curve: Any, participation: float, epsilon: FloatArray) -> FloatArray:
+def _amplified_adding(curve: Curve, participation: float, epsilon: FloatArray) -> FloatArray:
     """`theorems.amplify_adding` for arrays."""
     shrunk = 1 + np.expm1(-epsilon) / participation
     reachable = shrunk > 0
@@ -280,32 +259,31 @@ def _amplified_adding(curve: Any, participation: float, epsilon: FloatArray) -> 
     return np.where(reachable, participation * np.exp(epsilon) * np.maximum(shrunk, 0.0) * curve(inside), 0.0)
 
 
-def _tails(pmf: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """For each loss: itself, the mass from there on, and that mass weighted by e^(loss - what it lies at)."""
-    losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
-    above = np.cumsum(pmf._probs[::-1])[::-1] + pmf._infinity_mass
+def _tails(found: Losses) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """For each loss: itself, the mass from there on, and that mass weighted by e^(loss - its own loss)."""
+    losses = (found.first + np.arange(found.mass.size)) * found.interval
+    above = np.cumsum(found.mass[::-1])[::-1] + found.infinite
     # A recursion rather than sums of e^-loss, which overflow where losses are in the hundreds.
-    weighted = lfilter([1.0], [1.0, -math.exp(-pmf._discretization)], pmf._probs[::-1])[::-1]
+    weighted = lfilter([1.0], [1.0, -math.exp(-found.interval)], found.mass[::-1])[::-1]
     return losses, above, weighted
 
 
-def _delta_curve(pmf: Any) -> Callable[[FloatArray], FloatArray]:
+def _delta_curve(found: Losses) -> Curve:
     """delta(epsilon) for arrays of epsilon (dp-accounting's own loops over both in Python)."""
-    losses, above, weighted = _tails(pmf)
+    losses, above, weighted = _tails(found)
 
     def curve(epsilon: FloatArray) -> FloatArray:
         beyond = epsilon > losses[-1]
         first = np.minimum(np.searchsorted(losses, epsilon), losses.size - 1)
         delta = above[first] - np.exp(np.minimum(epsilon - losses[first], 0.0)) * weighted[first]
-        return np.where(beyond, pmf._infinity_mass, np.maximum(delta, pmf._infinity_mass))
+        return np.where(beyond, found.infinite, np.maximum(delta, found.infinite))
 
     return curve
 
 
-def _epsilon_at(pmf: Any, delta: float) -> float:
-    """The smallest epsilon >= 0 at which the curve is at most delta; the curve is linear in e^epsilon between
-    losses."""
-    losses, above, weighted = _tails(pmf)
+def _epsilon_at(found: Losses, delta: float) -> float:
+    """The smallest epsilon >= 0 with a delta of at most `delta`; the curve is linear in e^epsilon on the grid."""
+    losses, above, weighted = _tails(found)
     reached = np.flatnonzero((losses >= 0) & (above - weighted <= delta))
     if not reached.size:
         return math.inf
