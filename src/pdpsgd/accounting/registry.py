@@ -7,7 +7,7 @@ from functools import lru_cache
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.errors import check_one_of
 
-ACCOUNTANTS = ("pld", "rdp", "gdp")
+ACCOUNTANTS = ("pld", "rdp", "gdp", "certificate")
 
 
 @lru_cache
@@ -22,6 +22,10 @@ def accountant(name: str) -> Accountant:
         from pdpsgd.accounting.rdp import RdpAccountant
 
         return RdpAccountant()
+    if name == "certificate":
+        from pdpsgd.accounting.certificates import CertificateAccountant
+
+        return CertificateAccountant()
     from pdpsgd.accounting.gdp import GdpAccountant
 
     return GdpAccountant()
