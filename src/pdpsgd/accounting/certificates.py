@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from pdpsgd.accounting import pld
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.accounting.rdp import RdpAccountant
 from pdpsgd.errors import check_positive, check_probability, fail
 
 KAPPA = 0.1
@@ -346,11 +346,10 @@ def smallest_d(corners: Corners, mu: float) -> float:
 def _both_directions(history: History) -> list[Corners]:
     if not history:
         return []
-    return [_corners_of_pmf(pmf) for pmf in pld._orders(pld._distribution(history))]
-
-
-def _corners_of_pmf(pmf: Any) -> Corners:
-    return corners_of(int(pmf._lower_loss), float(pmf._discretization), pmf._probs, float(pmf._infinity_mass))
+    return [
+        corners_of(losses.first, losses.interval, losses.mass, losses.infinite)
+        for losses in pld._distribution(history)
+    ]
 
 
 # Where only Renyi divergences are known.
@@ -440,7 +439,5 @@ class _RenyiTradeoff:
 
 
 def _renyi_mu(history: History, d: float) -> float:
-    from pdpsgd.accounting.rdp import RdpAccountant
-
     accountant = RdpAccountant()
     return certificate_of_renyi(accountant.orders, accountant.renyi(history), d=d).mu

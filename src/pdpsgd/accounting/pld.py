@@ -238,25 +238,37 @@ def _drawn_once(inside: Pair, participation: float, interval: float) -> Pair:
         return _connect_dots(lambda e: curve(inner, participation, e), low, high, interval)
 
     return (
-        amplified(removing, _amplified_removing, lambda loss: math.log1p(participation * math.expm1(loss))),
-        amplified(adding, _amplified_adding, lambda loss: -math.log1p(participation * math.expm1(-loss))),
+        amplified(removing, _amplified_removing, lambda loss: _mixed_loss(loss, participation)),
+        amplified(adding, _amplified_adding, lambda loss: -_mixed_loss(-loss, participation)),
     )
+
+
+LARGEST_EXPONENT = 600.0
+"""Beyond, e^epsilon is so large that 1 is nothing next to it."""
+
+
+def _mixed_loss(loss: float, participation: float) -> float:
+    """ln(1 - pi + pi e^loss), for losses in the thousands as well."""
+    return float(np.logaddexp(math.log1p(-participation), math.log(participation) + loss))
 
 
 def _amplified_removing(curve: Curve, participation: float, epsilon: FloatArray) -> FloatArray:
     """`theorems.amplify_removing` for arrays."""
-    inner = np.expm1(epsilon) / participation
+    small = np.minimum(epsilon, LARGEST_EXPONENT)
+    inner = np.expm1(small) / participation
     reachable = inner > -1
-    inside = np.log1p(np.where(reachable, inner, 0.0))
-    return np.where(reachable, participation * curve(inside), -np.expm1(epsilon))
+    inside = np.log1p(np.where(reachable, inner, 0.0)) + (epsilon - small)
+    return np.where(reachable, participation * curve(inside), -np.expm1(small))
 
 
 def _amplified_adding(curve: Curve, participation: float, epsilon: FloatArray) -> FloatArray:
     """`theorems.amplify_adding` for arrays."""
+    epsilon = np.maximum(epsilon, -LARGEST_EXPONENT)  # below, delta is 1 in double precision
     shrunk = 1 + np.expm1(-epsilon) / participation
     reachable = shrunk > 0
     inside = -np.log(np.where(reachable, shrunk, 1.0))
-    return np.where(reachable, participation * np.exp(epsilon) * np.maximum(shrunk, 0.0) * curve(inside), 0.0)
+    grown = np.exp(np.where(reachable, epsilon, 0.0))
+    return np.where(reachable, participation * grown * np.maximum(shrunk, 0.0) * curve(inside), 0.0)
 
 
 def _tails(found: Losses) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -8,14 +8,17 @@ the other. numpy and scipy only; nothing from `pdpsgd.accounting` but the descri
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import ndtr, ndtri, ndtri_exp
+from scipy.special import log_ndtr, ndtr, ndtri, ndtri_exp
 
 from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.planning.rounds import Level, Round
+from pdpsgd.errors import PromiseBroken
 
 FINENESS = (24, 96)
 """Grid points per standard deviation of a step's loss: first try, and second before a certificate is called wrong."""
@@ -56,6 +59,35 @@ def mu_upper_bound(history: History, *, d: float, fineness: int = FINENESS[-1]) 
     widths = [_deviation(e) / min(1.0, e.noise_multiplier) for e in history if _matters(e, history)]
     interval = min(min(widths), COARSEST) / fineness
     return max(_mu_in_direction(history, d, interval, removing) for removing in (True, False))
+
+
+def check_claims(levels: Sequence[Level], rounds: Sequence[Round]) -> None:
+    """Refuse levels whose proven epsilon does not follow from a certificate with d = a tenth of delta.
+
+    Guarantee: if this returns, every level's rounds are dominated by the Gaussian that has the level's proven epsilon
+    at nine tenths of its delta, but for a tenth of its delta, up to `AGREEMENT`.
+
+    Raises:
+        PromiseBroken: a claim is below what this computation finds.
+    """
+    for index, level in enumerate(levels):
+        history = simplify(tuple(r.exposure(index) for r in rounds))
+        if not history or level.proven_epsilon is None or math.isinf(level.proven_epsilon):
+            continue
+        bounds = (mu_upper_bound(history, d=level.delta / 10, fineness=fineness) for fineness in FINENESS)
+        if not any(_delta(mu / (1 + AGREEMENT), level.proven_epsilon) <= 0.9 * level.delta for mu in bounds):
+            raise PromiseBroken(
+                f"levels[{index}].proven_epsilon={level.proven_epsilon!r} is below what a certificate gives at "
+                f"delta={level.delta:g}. Do not train with this plan."
+            )
+
+
+def _delta(mu: float, epsilon: float) -> float:
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ class Plan:
             PromiseBroken: the rounds cost a level more than it is promised, or than the plan claims.
             PdpsgdError: the plan is not for release, so that there is no promise to verify.
         """
+        from pdpsgd.planning.certificate_check import check_claims
         from pdpsgd.planning.verification import verify
 
         if self.not_for_release is not None:
@@ -188,6 +189,8 @@ class Plan:
                 f"Expected a plan that keeps a promise, to verify it. Got one not for release: {self.not_for_release}"
             )
         found = verify(self.levels, self.rounds)
+        if self.accountant == "certificate":
+            check_claims(self.levels, self.rounds)
         self.remember_proof()
         return found
 
