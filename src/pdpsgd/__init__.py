@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pdpsgd.training.comparison import compare
     from pdpsgd.training.evaluation import evaluate
     from pdpsgd.training.fitting import TrainingResult, fit
+    from pdpsgd.training.options import TrainingOptions
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PrivacyEngine",
     "PromiseBroken",
     "Round",
+    "TrainingOptions",
     "TrainingResult",
     "compare",
     "evaluate",
@@ -39,6 +41,7 @@ __all__ = [
 
 _LOADED_ON_USE = {
     "PrivacyEngine": "pdpsgd.engine.privacy_engine",
+    "TrainingOptions": "pdpsgd.training.options",
     "TrainingResult": "pdpsgd.training.fitting",
     "compare": "pdpsgd.training.comparison",
     "evaluate": "pdpsgd.training.evaluation",

@@ -109,10 +109,10 @@ def test_a_truncated_npz_is_named(tmp_path: Path) -> None:
         load_npz(path)
 
 
-def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (20, 10)) -> None:
+def picture(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (20, 10)) -> None:
     Image = pytest.importorskip("PIL.Image")
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+    Image.new("RGB", size, color).save(path)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_folder_of_classes_becomes_images_of_the_size_named(folder: Path) -> N
 
 
 def test_images_may_be_read_in_grey(folder: Path) -> None:
-    data = load_folder(folder, size=(6, 8), colour=False)
+    data = load_folder(folder, size=(6, 8), color=False)
     assert data.inputs.shape == (3, 1, 6, 8)
     assert data.inputs[1].min() == 1
 

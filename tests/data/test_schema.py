@@ -117,7 +117,7 @@ HEAD = 'label = "y"\nclasses = ["a", "b"]\n'
         ('classes = ["a", "b"]', "Expected 'label' in people.toml. Its entries are 'classes'"),
         ('label = "y"\nclasses = ["a"]', r"at least two classes of label 'y'. Got \['a'\]"),
         ('label = "y"\nclasses = ["a", "a"]', "distinct classes of label 'y'. Got 'a' twice"),
-        (HEAD + "colour = 3", "Got 'colour'"),
+        (HEAD + "color = 3", "Got 'color'"),
         (HEAD + "confirmed = 1", "'confirmed' in people.toml. Got 1"),
         (HEAD + "columns = 3", r"\[columns.NAME\]"),
         (HEAD + "columns.x = 3", r"\[columns.x\] of people.toml. Got 3"),

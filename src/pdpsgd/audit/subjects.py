@@ -4,7 +4,6 @@ name."""
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -22,8 +21,8 @@ from pdpsgd.data.benchmarks.loading import load
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.models.networks import by_name, default_network
 from pdpsgd.planning.plans import Plan
-from pdpsgd.training.finished_run import PLAN_FILES
 from pdpsgd.training.presets import preset as find_preset
+from pdpsgd.training.run_folder import RunFolder
 
 
 def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any]]:
@@ -31,11 +30,8 @@ def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any
     place = Path(path)
     if not place.is_dir():
         return _read_plan(place), {}
-    found = next((place / name for name in PLAN_FILES if (place / name).exists()), None)
-    if found is None:
-        fail(f"Expected a run folder with a plan.json in it. Got {str(place)!r}, which has none.")
-    settings = place / "settings.json"
-    return _read_plan(found), json.loads(settings.read_text()) if settings.exists() else {}
+    folder = RunFolder(place)
+    return folder.read_plan(), folder.read_settings()
 
 
 def subject_of(
@@ -100,16 +96,12 @@ def _read_plan(path: Path) -> Plan:
 
 
 def _levels(plan: Plan, run_folder: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
-    if run_folder is not None:
-        for name in ("promises.csv", "SENSITIVE-do-not-publish-promises.csv"):
-            path = Path(run_folder) / name
-            if path.exists():
-                with path.open(newline="") as file:
-                    levels = np.array([int(row["level"]) for row in csv.DictReader(file)], dtype=np.int64)
-                counted = np.bincount(levels, minlength=len(plan.levels)).tolist()
-                if counted == [level.people for level in plan.levels]:
-                    return levels
-                fail(
-                    f"Expected {path} to list the plan's {plan.people:,} people, level by level. It does not."
-                )
+    path = None if run_folder is None else RunFolder(run_folder).promises
+    if path is not None:
+        with path.open(newline="") as file:
+            levels = np.array([int(row["level"]) for row in csv.DictReader(file)], dtype=np.int64)
+        counted = np.bincount(levels, minlength=len(plan.levels)).tolist()
+        if counted == [level.people for level in plan.levels]:
+            return levels
+        fail(f"Expected {path} to list the plan's {plan.people:,} people, level by level. It does not.")
     return np.repeat(np.arange(len(plan.levels)), [level.people for level in plan.levels])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdpsgd.cli import shared
-from pdpsgd.cli.shared import OUTPUT, option
+from pdpsgd.cli.shared import option
 from pdpsgd.errors import check_one_of, fail
-from pdpsgd.training.run_folder import SENSITIVE
+from pdpsgd.training.options import OUTPUT
 
 if TYPE_CHECKING:
     from pdpsgd.audit.result import AuditResult
@@ -176,9 +176,10 @@ def audit(
 
 def _keep(result: AuditResult, folder: Path) -> None:
     """Leave the result in the run folder, where a report finds it; what was computed from records, apart."""
-    shared.write_file(folder / "audit.json", shared.dump(result.without_data().to_dict()) + "\n")
-    if result.sensitive:
-        shared.write_file(folder / f"{SENSITIVE}-audit.json", shared.dump(result.to_dict()) + "\n")
+    from pdpsgd.training.run_folder import RunFolder
+
+    sensitive = result.to_dict() if result.sensitive else None
+    RunFolder(folder).write_audit(result.without_data().to_dict(), sensitive)
 
 
 def _draw(result: AuditResult, chart: Path) -> None:

@@ -40,7 +40,7 @@ def main() -> None:
     from pdpsgd.reporting import comparison_page
     from pdpsgd.reporting.charts import save_comparison_chart
     from pdpsgd.training.comparison import compare
-    from pdpsgd.training.run_folder import plain
+    from pdpsgd.training.run_folder import to_jsonable
 
     torch.set_num_threads(1)  # small matrices: more threads only wait for each other
     console = Console()
@@ -81,7 +81,9 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     page = FOLDER / "report.html"
     page.write_text(comparison_page(made), encoding="utf-8")
-    (FOLDER / "figures.json").write_text(json.dumps(plain(made.to_dict()), indent=1) + "\n", encoding="utf-8")
+    (FOLDER / "figures.json").write_text(
+        json.dumps(to_jsonable(made.to_dict()), indent=1) + "\n", encoding="utf-8"
+    )
     save_comparison_chart(made, FOLDER / "picture.svg")
     console.print(f"\nReport page: {page.resolve()}", soft_wrap=True, highlight=False)
     console.print(f"Done in {time.monotonic() - started:.0f} seconds.", highlight=False)

@@ -2,73 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pdpsgd.cli import shared
-from pdpsgd.cli.shared import OUTPUT, PEOPLE, option
+from pdpsgd.cli.shared import PEOPLE, BudgetOptions, HistoryOptions, option, parse_tiers
+from pdpsgd.cli.signatures import with_options
+from pdpsgd.errors import check_positive, fail
+from pdpsgd.training.options import OUTPUT, PlanOptions
+from pdpsgd.training.options import option as option_field
 
 if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.planning.plans import Plan
 
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        help="list of people (.csv, .parquet), or plan (.json) to show and verify", show_default=False
+    ),
+]
+Verify = Annotated[
+    bool, option("--verify", help="check by an accountant that shares no code with the planner", panel=OUTPUT)
+]
+Chart = Annotated[
+    Path | None,
+    option(
+        "--chart",
+        help="chart of budgets, rates and spending (.svg, .png, .html)",
+        panel=OUTPUT,
+        show_default=False,
+    ),
+]
 
+
+@dataclass(frozen=True, kw_only=True)
+class PeopleOptions(BudgetOptions):
+    """Budgets of a list of people without records."""
+
+    people: int | None = option_field(None, "number of people, with --tiers", panel=PEOPLE, kind=int)
+
+    def read_list(self, file: Path | None) -> Budgets:
+        """Read the list, or make one from tiers."""
+        from pdpsgd.budgets.budgets import Budgets
+
+        if self.tiers is None:
+            return self.read(file)
+        if self.people is None:
+            fail("Expected --people with --tiers: the number of people on the list. Got --tiers alone.")
+        check_positive(people=self.people)
+        return Budgets.from_tiers(parse_tiers(self.tiers), self.people, self.delta)
+
+
+@with_options
 def plan(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The list of people (.csv or .parquet), or a plan (.json) to show and verify.",
-            show_default=False,
-        ),
-    ] = None,
-    id_column: shared.IdColumn = None,
-    epsilon_column: shared.EpsilonColumn = "epsilon",
-    delta_column: shared.DeltaColumn = None,
-    delta: shared.Delta = 1e-5,
-    tiers: shared.Tiers = None,
-    people: Annotated[
-        int | None,
-        option("--people", help="How many people, with --tiers.", panel=PEOPLE, show_default=False),
-    ] = None,
-    allow_infinite: shared.AllowInfinite = False,
-    mechanism: shared.Mechanism = "pdp-sgd-exact",
-    steps: shared.Steps = None,
-    batch_size: shared.BatchSize = 1024,
-    accountant: shared.AccountantName = None,
-    max_grad_norm: shared.MaxGradNorm = 1.0,
-    rounds: shared.Rounds = None,
-    noise_multiplier: shared.NoiseMultiplier = None,
-    drawn: shared.Drawn = "step",
-    weights: shared.Weights = None,
-    threshold_loss: shared.ThresholdLoss = None,
-    history: shared.EarlierPlans = None,
-    history_budgets: shared.EarlierLists = None,
-    history_fixed: shared.HistoryFixed = False,
-    max_levels: shared.MaxLevels = 256,
-    verify: Annotated[
-        bool,
-        option(
-            "--verify",
-            help="Check the plan with an accountant that shares no code with the one that made it.",
-            panel=OUTPUT,
-        ),
-    ] = False,
-    chart: Annotated[
-        Path | None,
-        option(
-            "--chart",
-            help="Draw budgets, rates and spending to this .svg, .png or .html file.",
-            panel=OUTPUT,
-            show_default=False,
-        ),
-    ] = None,
+    people: PeopleOptions,
+    options: PlanOptions,
+    earlier: HistoryOptions,
+    file: File = None,
+    verify: Verify = False,
+    chart: Chart = None,
     json_file: shared.JsonFile = None,
     quiet: shared.Quiet = False,
     config: shared.Config = None,
 ) -> None:
-    """Draw up a plan: who is drawn how often, under how much noise, and what each person will have spent.
+    """Compute a plan: each level's sampling rate, the noise multiplier, and what each person will have spent.
 
     Nothing but the list of people and what they allow is needed: no data, no model. The plan is public.
 
@@ -81,42 +82,12 @@ def plan(
       pdpsgd plan plan.json --verify                                  (check somebody else's plan)
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)
-
-    def read_list(path: Path | None) -> Budgets:
-        return shared.read_budgets(
-            path,
-            id_column=id_column,
-            epsilon_column=epsilon_column,
-            delta_column=delta_column,
-            delta=delta,
-            tiers=tiers if path == file else None,
-            people=people,
-            allow_infinite=allow_infinite,
-        )
-
     if file is not None and file.suffix.lower() == ".json":
         made = shared.read_plan(file)
     else:
-        from pdpsgd.planning.planner import plan as make_plan
-
-        budgets = read_list(file)
-        made = make_plan(
-            budgets,
-            mechanism,
-            steps,
-            batch_size,
-            accountant,
-            max_grad_norm,
-            rounds=rounds,
-            noise_multiplier=noise_multiplier,
-            drawn=drawn,
-            weights=shared.parse_weights(weights),
-            loss=threshold_loss,
-            history=shared.earlier_plans(
-                history, [read_list(path) for path in history_budgets or []], budgets
-            ),
-            history_fixed=history_fixed,
-            max_levels=max_levels,
+        budgets = people.read_list(file)
+        made = options.make_plan(
+            budgets, history=earlier.plans(budgets, people), history_fixed=earlier.history_fixed
         )
     show(made, screen)
     if verify:

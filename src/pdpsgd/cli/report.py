@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from pdpsgd.cli import shared
-from pdpsgd.cli.shared import OUTPUT, option
+from pdpsgd.cli.shared import option
+from pdpsgd.training.options import OUTPUT
 
 
 def report(

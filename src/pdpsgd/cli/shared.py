@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from pdpsgd.errors import PdpsgdError, check_positive, fail
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.training.options import OUTPUT, PLAN, Options
+from pdpsgd.training.options import option as option_field
 
 if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.planning.plans import Plan
+    from pdpsgd.training.run_folder import RunFolder
 
-PEOPLE = "People and what they allow"
-PLAN = "The plan"
-OUTPUT = "Output"
+PEOPLE = "People and budgets"
 
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:
@@ -74,163 +76,115 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="A TOML file with any of these options (learning-rate = 2.0); the command line comes first.",
+        help="TOML file with any of these options; the command line comes first",
         is_eager=True,
         callback=_read_config,
         show_default=False,
         rich_help_panel=OUTPUT,
     ),
 ]
-IdColumn = Annotated[
-    str | None,
-    option("--id-column", help="The column that says who it is.", panel=PEOPLE, show_default=False),
-]
-EpsilonColumn = Annotated[
-    str, option("--epsilon-column", help="The column with the epsilon that each person allows.", panel=PEOPLE)
-]
-DeltaColumn = Annotated[
-    str | None,
-    option(
-        "--delta-column", help="The column with each person's own delta.", panel=PEOPLE, show_default=False
-    ),
-]
-Delta = Annotated[float, option("--delta", help="One delta for everybody.", panel=PEOPLE)]
-Tiers = Annotated[
-    str | None,
-    option(
-        "--tiers",
-        help="Tiers instead of a column: epsilon and share, as in 1:0.34,2:0.43,3:0.23.",
-        panel=PEOPLE,
-        show_default=False,
-    ),
-]
-AllowInfinite = Annotated[
-    bool, option("--allow-infinite", help='Accept "inf": somebody who asks for no protection.', panel=PEOPLE)
-]
-Mechanism = Annotated[
-    str,
-    option(
-        "--mechanism",
-        help="dp-sgd, sampling, adapdp, pdp-sgd-fixed, pdp-sgd-adaptive, pdp-sgd-exact, idp-sample or "
-        "idp-scale.",
-        panel=PLAN,
-    ),
-]
-Steps = Annotated[
-    int | None, option("--steps", help="All steps together.  [default: 1000]", panel=PLAN, show_default=False)
-]
-BatchSize = Annotated[
-    float, option("--batch-size", help="How many people a step draws, on average.", panel=PLAN)
-]
-AccountantName = Annotated[
-    str | None,
-    option(
-        "--accountant",
-        help="pld (tight), rdp, or gdp (an approximation that proves nothing).",
-        panel=PLAN,
-        show_default="pld",
-    ),
-]
-MaxGradNorm = Annotated[
-    float, option("--max-grad-norm", help="Gradients are clipped to this norm.", panel=PLAN)
-]
-Rounds = Annotated[
-    int | None,
-    option(
-        "--rounds",
-        help="At most so many rounds, for mechanisms with thresholds.",
-        panel=PLAN,
-        show_default=False,
-    ),
-]
-NoiseMultiplier = Annotated[
-    float | None,
-    option(
-        "--noise-multiplier",
-        help="Fix the noise; the number of steps follows.",
-        panel=PLAN,
-        show_default=False,
-    ),
-]
-Drawn = Annotated[str, option("--drawn", help="Draw people at every 'step', or once a 'round'.", panel=PLAN)]
-Weights = Annotated[
-    str | None,
-    option("--weights", help="w1,w2 of the threshold's loss, as in 0.7,0.3.", panel=PLAN, show_default=False),
-]
-ThresholdLoss = Annotated[
-    str | None,
-    option("--threshold-loss", help="adaptive or adaptive-as-printed.", panel=PLAN, show_default=False),
-]
-EarlierPlans = Annotated[
-    list[Path] | None,
-    option(
-        "--history",
-        help="A plan that was run on these people before; give it as often as it was run.",
-        panel=PLAN,
-        show_default=False,
-    ),
-]
-EarlierLists = Annotated[
-    list[Path] | None,
-    option(
-        "--history-budgets",
-        help="The list that the earlier plan was made for, if it was another; once, or once for each "
-        "--history. (A run folder's plan.json has it beside it.)",
-        panel=PLAN,
-        show_default=False,
-    ),
-]
-HistoryFixed = Annotated[
-    bool,
-    option(
-        "--history-fixed",
-        help="This plan was fixed before results of --history were seen.",
-        panel=PLAN,
-    ),
-]
-MaxLevels = Annotated[int, option("--max-levels", help="Treat people on at most so many levels.", panel=PLAN)]
 JsonFile = Annotated[
     str | None,
     option(
         "--json",
-        help="Write the figures to this file ('-': the screen).",
+        help="file for the figures as JSON ('-': the screen)",
         panel=OUTPUT,
         metavar="FILE",
         show_default=False,
     ),
 ]
-Quiet = Annotated[bool, option("--quiet", "-q", help="Print nothing but errors.", panel=OUTPUT)]
+Quiet = Annotated[bool, option("--quiet", "-q", help="no output but errors", panel=OUTPUT)]
 
 
-def earlier_plans(files: list[Path] | None, lists: list[Budgets], now: Budgets) -> list[Plan]:
-    """Plans that were run on these people before, each knowing its people."""
-    files = files or []
-    if len(lists) not in (0, 1, len(files)):
-        fail(
-            f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got "
-            f"{len(lists)}."
-        )
-    if lists and not files:
-        fail("Expected --history with --history-budgets. Got the latter alone.")
-    given: list[Budgets | None] = (
-        [*lists] * len(files) if len(lists) == 1 else [*lists] or [None] * len(files)
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions(Options):
+    """Where people's budgets are, or which tiers there are instead."""
+
+    id_column: str | None = option_field(None, "column with person ids", panel=PEOPLE)
+    epsilon_column: str = option_field("epsilon", "column with each person's epsilon", panel=PEOPLE)
+    delta_column: str | None = option_field(None, "column with each person's delta", panel=PEOPLE)
+    delta: float = option_field(1e-5, "one delta for everybody", panel=PEOPLE, kind=float)
+    tiers: str | None = option_field(
+        None, "epsilon:share of each tier, as in 1:0.34,2:0.43,3:0.23", panel=PEOPLE
     )
-    plans = []
-    for path, named in zip(files, given, strict=True):
-        earlier = read_plan(path)
-        budgets = named or _people_beside(path, earlier) or now
-        try:
-            plans.append(earlier if earlier.roster is not None else earlier.with_people(budgets))
-        except PdpsgdError as error:
-            remedy = "Name the list that the plan was made for, as it was then, with --history-budgets."
-            raise PdpsgdError(f"{path}: {error} {remedy}") from error
-    return plans
+    allow_infinite: bool = option_field(
+        False, 'acceptance of "inf" (no protection asked for)', panel=PEOPLE, kind=bool, shown=False
+    )
+
+    def read(self, file: Path | None, *, id_column: str | None = None) -> Budgets:
+        """Read budgets from the columns of a file."""
+        from pdpsgd.budgets.budgets import Budgets
+
+        if file is None:
+            fail("Expected a file with people's budgets, or --tiers and --people. Got neither.")
+        return Budgets.from_table(
+            file,
+            id_column=id_column or self.id_column,
+            epsilon_column=self.epsilon_column,
+            delta_column=self.delta_column,
+            delta=self.delta,
+            allow_infinite=self.allow_infinite,
+        )
 
 
-def _people_beside(path: Path, plan: Plan) -> Budgets | None:
-    """The people that a run folder's plan was carried out on, from the promises beside it; None if they have no ids."""
-    promises = path.with_name("promises.csv")
-    if not promises.is_file() or not (plan.people_digest or "").startswith("ids:"):
+@dataclass(frozen=True, kw_only=True)
+class HistoryOptions(Options):
+    """Plans that were run on these people before."""
+
+    history: list[Path] = option_field(
+        [], "run folder or plan of an earlier run on these people (repeatable)", panel=PLAN, kind=list[Path]
+    )
+    history_budgets: list[Path] = option_field(
+        [], "list of people of that earlier run, if it was another", panel=PLAN, kind=list[Path]
+    )
+    history_fixed: bool = option_field(
+        False, "plan fixed before results of --history were seen", panel=PLAN, kind=bool, shown=False
+    )
+
+    def plans(self, now: Budgets, how: BudgetOptions) -> list[Plan]:
+        """Read the earlier plans, each with its people.
+
+        Args:
+            now: The list of people today.
+            how: Names of the columns in `history_budgets`.
+
+        Returns:
+            The plans, matched with the people they were run on.
+
+        Raises:
+            PdpsgdError: If the people of a plan cannot be found.
+        """
+        files, lists = self.history, [how.read(path) for path in self.history_budgets]
+        if len(lists) not in (0, 1, len(files)):
+            fail(
+                f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got {len(lists)}."
+            )
+        if lists and not files:
+            fail("Expected --history with --history-budgets. Got the latter alone.")
+        given: list[Budgets | None] = (
+            [*lists] * len(files) if len(lists) == 1 else [*lists] or [None] * len(files)
+        )
+        return [_with_people(path, listed, now) for path, listed in zip(files, given, strict=True)]
+
+
+def _with_people(path: Path, listed: Budgets | None, now: Budgets) -> Plan:
+    """Read an earlier plan with its people: as told, from the promises of its run, or those of today."""
+    from pdpsgd.training.run_folder import RunFolder
+
+    folder = RunFolder(path) if path.is_dir() else RunFolder.of_file(path)
+    earlier = folder.read_plan(verify=True) if path.is_dir() else read_plan(path)
+    people = listed or _promised(folder, earlier) or now
+    try:
+        return earlier if earlier.roster is not None else earlier.with_people(people)
+    except PdpsgdError as error:
+        remedy = "Name the list that the plan was made for, as it was then, with --history-budgets."
+        raise PdpsgdError(f"{path}: {error} {remedy}") from error
+
+
+def _promised(folder: RunFolder, plan: Plan) -> Budgets | None:
+    """Read the people of a run from the promises made to them; None if they have no ids."""
+    promises = folder.promises
+    if promises is None or not (plan.people_digest or "").startswith("ids:"):
         return None
     from pdpsgd.budgets.budgets import Budgets
 
@@ -322,9 +276,9 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def dump(document: Mapping[str, Any] | list[Any]) -> str:
     """Figures as JSON text."""
-    from pdpsgd.training.run_folder import plain
+    from pdpsgd.training.run_folder import to_jsonable
 
-    return json.dumps(plain(document), indent=1)
+    return json.dumps(to_jsonable(document), indent=1)
 
 
 def parse_tiers(text: str) -> dict[float, float]:
@@ -357,38 +311,6 @@ def parse_weights(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         fail(f"Expected --weights as w1,w2, for example 0.7,0.3. Got {text!r}.")
     return first, second
-
-
-def read_budgets(
-    file: Path | None,
-    *,
-    id_column: str | None,
-    epsilon_column: str,
-    delta_column: str | None,
-    delta: float,
-    allow_infinite: bool,
-    tiers: str | None = None,
-    people: int | None = None,
-    shuffle: int | None = None,
-) -> Budgets:
-    """Budgets from a file's columns, or from tiers and a number of people."""
-    from pdpsgd.budgets.budgets import Budgets
-
-    if tiers is not None:
-        if people is None:
-            fail("Expected --people with --tiers: how many people there are on the list. Got --tiers alone.")
-        check_positive(people=people)
-        return Budgets.from_tiers(parse_tiers(tiers), people, delta, shuffle=shuffle)
-    if file is None:
-        fail("Expected a file with people's budgets, or --tiers and --people. Got neither.")
-    return Budgets.from_table(
-        file,
-        id_column=id_column,
-        epsilon_column=epsilon_column,
-        delta_column=delta_column,
-        delta=delta,
-        allow_infinite=allow_infinite,
-    )
 
 
 def read_plan(file: Path, *, verify: bool = False) -> Plan:

@@ -80,12 +80,12 @@ def load_folder(
     folder: str | Path,
     *,
     size: tuple[int, int] = (32, 32),
-    colour: bool = True,
+    color: bool = True,
     people: str | Path | None = None,
 ) -> ImageData:
     """Images from `FOLDER/CLASS/*.png` (jpg and others, too), or from `FOLDER/train` and `FOLDER/test` alike.
 
-    Every image is brought to `size` (height, width), in colour or grey. A record's id is its path inside
+    Every image is brought to `size` (height, width), in color or grey. A record's id is its path inside
     the folder, or what a CSV file `people` with the columns `file` and `id` says. The names of the class
     folders are taken to be public.
     """
@@ -95,10 +95,10 @@ def load_folder(
     check_positive(height=size[0], width=size[1])
     split = (root / "train").is_dir()
     classes = _class_folders(root / "train" if split else root)
-    inputs, targets, files = _read_folder(root / "train" if split else root, classes, size, colour)
+    inputs, targets, files = _read_folder(root / "train" if split else root, classes, size, color)
     test_inputs = test_targets = None
     if split and (root / "test").is_dir():
-        test_inputs, test_targets, _ = _read_folder(root / "test", classes, size, colour)
+        test_inputs, test_targets, _ = _read_folder(root / "test", classes, size, color)
     paths = [file.relative_to(root).as_posix() for file in files]
     return ImageData(inputs, targets, _ids(paths, people), classes, test_inputs, test_targets)
 
@@ -179,7 +179,7 @@ def _class_folders(root: Path) -> tuple[str, ...]:
 
 
 def _read_folder(
-    root: Path, classes: tuple[str, ...], size: tuple[int, int], colour: bool
+    root: Path, classes: tuple[str, ...], size: tuple[int, int], color: bool
 ) -> tuple[torch.Tensor, torch.Tensor, list[Path]]:
     import torch
 
@@ -188,9 +188,9 @@ def _read_folder(
             f"Expected only the classes {', '.join(map(repr, classes))} in {str(root)!r}. Got {unknown[0]!r}."
         )
     files = [(path, index) for index, name in enumerate(classes) for path in _image_files(root / name)]
-    pixels = np.empty((len(files), 3 if colour else 1, *size), dtype=np.float32)
+    pixels = np.empty((len(files), 3 if color else 1, *size), dtype=np.float32)
     for place, (path, _) in enumerate(files):
-        pixels[place] = _read_image(path, size, colour)
+        pixels[place] = _read_image(path, size, color)
     targets = torch.tensor([index for _, index in files], dtype=torch.int64)
     return _scaled(torch.from_numpy(pixels)), targets, [path for path, _ in files]
 
@@ -202,20 +202,20 @@ def _image_files(folder: Path) -> Iterator[Path]:
         )
 
 
-def _read_image(path: Path, size: tuple[int, int], colour: bool) -> Array:
+def _read_image(path: Path, size: tuple[int, int], color: bool) -> Array:
     try:
         from PIL import Image, ImageOps
     except ImportError:
         fail("Expected Pillow to read images. Install it: pip install pillow")
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
+            upright = ImageOps.exif_transpose(image).convert("RGB" if color else "L")
             if upright.size != (size[1], size[0]):
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             pixels = np.asarray(upright)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         fail(f"Cannot read {str(path)!r} as an image: {error}.")
-    return pixels.transpose(2, 0, 1) if colour else pixels[None]
+    return pixels.transpose(2, 0, 1) if color else pixels[None]
 
 
 def _ids(paths: list[str], people: str | Path | None) -> Array:

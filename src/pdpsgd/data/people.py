@@ -66,7 +66,7 @@ def load_people(
     test_file: str | Path | None = None,
     data_folder: str | Path | None = None,
     image_size: tuple[int, int] = (32, 32),
-    colour: bool = True,
+    color: bool = True,
     people_file: str | Path | None = None,
 ) -> PeopleData:
     """Records from whatever `source` is: the name of a benchmark, or the path of one's own data.
@@ -86,7 +86,7 @@ def load_people(
     if path.is_dir():
         from pdpsgd.data.images import load_folder
 
-        return _images(path.name, load_folder(path, size=image_size, colour=colour, people=people_file))
+        return _images(path.name, load_folder(path, size=image_size, color=color, people=people_file))
     known = ", ".join(CATALOGUE)
     fail(
         f"Expected a .csv, .parquet or .npz file, a folder of images, or one of {known}. Got "

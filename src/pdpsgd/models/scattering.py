@@ -75,7 +75,7 @@ def scattering_features(
 ) -> Tensor:
     """The features of many images, a few at a time: about 1.5 ms for an image.
 
-    Images in colour are made grey first: three times the features say little more, and a private model has to
+    Images in color are made grey first: three times the features say little more, and a private model has to
     pay for every parameter.
     """
     transform = ScatteringFeatures(*images.shape[2:], groups=groups)

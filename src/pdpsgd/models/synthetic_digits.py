@@ -103,7 +103,7 @@ def house_numbers(digits: Tensor, random: Generator) -> Tensor:
         lines.append(torch.where(_uniform(pictures, 0, 1, random) < 0.6, there, lines[0]))
     width, softness = size * _uniform(pictures, 0.05, 0.11, random), _uniform(pictures, 0.3, 1.5, random)
     ink = _pen(torch.cat(lines, dim=1), 32, width=width, softness=softness)
-    return _coloured(ink, random)
+    return _colored(ink, random)
 
 
 DRAWN: dict[str, Callable[[Tensor, Generator], Tensor]] = {
@@ -157,8 +157,8 @@ def _extent(lines: Tensor) -> Tensor:
     return lines.amax(1, keepdim=True) - lines.amin(1, keepdim=True)
 
 
-def _coloured(ink: Tensor, random: Generator) -> Tensor:
-    """Ink and wall in colours that differ in brightness, in uneven light, with a little noise."""
+def _colored(ink: Tensor, random: Generator) -> Tensor:
+    """Ink and wall in colors that differ in brightness, in uneven light, with a little noise."""
     pictures, side = len(ink), ink.shape[-1]
     wall = torch.rand(pictures, 1, 1, 1, generator=random) + 0.05 * _normal(pictures, 3, 1, 1, random=random)
     turning = 0.2 + 0.6 * torch.rand(pictures, 1, 1, 1, generator=random)

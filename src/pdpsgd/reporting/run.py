@@ -31,11 +31,10 @@ def write_run_report(folder: str | Path, output: str | Path | None = None) -> Pa
 
     The page of a plan that is not for release gets a name that says so.
     """
-    from pdpsgd.training.run_folder import SENSITIVE, write_atomically
+    from pdpsgd.training.run_folder import RunFolder, write_atomically
 
     run = read_run(folder)
-    name = f"{SENSITIVE}-report.html" if run.plan.not_for_release else "report.html"
-    path = Path(folder) / name if output is None else Path(output)
+    path = RunFolder(folder).page(run.plan) if output is None else Path(output)
     text = run_page(run)
     if not path.parent.is_dir():
         fail(f"Expected a folder that is there, to write {str(path)!r} into. Got {str(path.parent)!r}.")

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from pdpsgd.training.comparison import Comparison, compare
     from pdpsgd.training.evaluation import Evaluation, evaluate
     from pdpsgd.training.fitting import TrainingResult, fit
+    from pdpsgd.training.options import TrainingOptions
     from pdpsgd.training.presets import Preset, preset
 
 _LOADED_ON_USE = {
     "Comparison": "pdpsgd.training.comparison",
     "Evaluation": "pdpsgd.training.evaluation",
     "Preset": "pdpsgd.training.presets",
+    "TrainingOptions": "pdpsgd.training.options",
     "TrainingResult": "pdpsgd.training.fitting",
     "compare": "pdpsgd.training.comparison",
     "evaluate": "pdpsgd.training.evaluation",
@@ -25,7 +27,17 @@ _LOADED_ON_USE = {
     "preset": "pdpsgd.training.presets",
 }
 
-__all__ = ["Comparison", "Evaluation", "Preset", "TrainingResult", "compare", "evaluate", "fit", "preset"]
+__all__ = [
+    "Comparison",
+    "Evaluation",
+    "Preset",
+    "TrainingOptions",
+    "TrainingResult",
+    "compare",
+    "evaluate",
+    "fit",
+    "preset",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,7 +17,6 @@ from pdpsgd.engine.checkpoints import erase_key
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
-from pdpsgd.errors import fail
 from pdpsgd.training.components import (
     Augment,
     Loss,
@@ -32,7 +29,8 @@ from pdpsgd.training.components import (
 )
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
-from pdpsgd.training.presets import options_with
+from pdpsgd.training.inputs import TrainingInputs, inputs_of
+from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
 
@@ -108,9 +106,10 @@ def fit(
     data: Any,
     budgets: Budgets | ArrayLike | None = None,
     *,
+    options: TrainingOptions | None = None,
     plan: Plan | None = None,
     preset: str | None = None,
-    mechanism: str = "pdp-sgd-exact",
+    mechanism: str | None = None,
     steps: int | None = None,
     batch_size: float | None = None,
     max_grad_norm: float | None = None,
@@ -118,14 +117,14 @@ def fit(
     plan_options: Mapping[str, Any] | None = None,
     record_ids: ArrayLike | None = None,
     record_of_person: ArrayLike | None = None,
-    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] = "sgd",
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     learning_rate: float | None = None,
     momentum: float | None = None,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
     schedule: str | Schedule | None = None,
     weight_average: float | None = None,
-    loss: str | Loss = "cross-entropy",
+    loss: str | Loss | None = None,
     augment: str | Augment | None = None,
     views: int | None = None,
     test_data: Any = None,
@@ -134,136 +133,170 @@ def fit(
     evaluate_every: int | None = None,
     max_physical_batch_size: int | None = None,
     seed: int | None = None,
-    secure: bool = True,
+    secure: bool | None = None,
     run_folder: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
-    resume: bool = False,
-    sensitive: bool = False,
-    progress: bool = True,
+    resume: bool | None = None,
+    sensitive: bool | None = None,
+    progress: bool | None = None,
 ) -> TrainingResult:
     """Plan, train privately, evaluate: one call.
-
-    `data` is a pair of arrays or tensors (inputs, targets), a dataset, or a data loader; `budgets` says what
-    each person allows, and by default person i has record i. Without a `plan`, one is made from `mechanism`,
-    `steps`, `batch_size` (the expected one), `max_grad_norm`, `accountant` and `plan_options`.
-
-    A `preset` (see `pdpsgd.training.presets`) says what is not said here of steps, batch_size, max_grad_norm,
-    learning_rate, momentum, schedule, weight_average, augment and views. Without one, batches are of 1,024,
-    gradients are clipped at 1, and the learning rate is 1 with a cosine schedule and no momentum.
-
-    `loss` (mean over examples), `optimizer`, `schedule` and `augment` are names or functions of your own;
-    everything else is plain data. `weight_average` is the decay of a moving average of the weights, which then are the
-    model's. `augment(inputs)` changes a batch's inputs, example by example, before they go through the model;
-    "shifts" moves each image by up to two pixels, "none" is for a preset that has some. With `views` each record
-    goes through in so many of them, whose gradients are averaged before clipping. `max_physical_batch_size` is how
-    many examples go through the model together (a record with `views` counts as so many); it changes memory and
-    speed, not results. By default that is 512 on processors, and everybody who was drawn on other devices.
-    `test_data` are other people, never on the list; `test_budgets` or `test_tiers` say which tier each
-    belongs to.
-
-    With a `run_folder` the run leaves its plan, model, promises and history there, and checkpoints to
-    `resume` from; `sensitive=True` also logs batch sizes and training losses, in a file that says so. `seed`
-    makes a run reproducible and so not for release, and so does `secure=False`, which uses a generator that is
-    not cryptographic.
 
     Guarantee: the returned model, and everything else in the result and the run folder (apart from files
     named SENSITIVE, and the checkpoint while the run lasts), gives every person of level l the (epsilon_l,
     delta_l) that the plan proves for it, provided that `loss`, `augment` and the model treat examples one by
     one (a probe refuses what it can see of the opposite) and that settings were not chosen by looking at the
     private data.
+
+    Args:
+        model: The network to train, in place.
+        data: A pair of arrays or tensors (inputs, targets), a dataset, a data loader, or what `load_people` gives.
+        budgets: What each person allows. By default person i has record i.
+        options: All further options in one value; those below come first. None means: not said, so that the preset
+            or the default of `TrainingOptions` decides.
+        plan: A ready plan, instead of one computed from `mechanism`, `steps`, `batch_size`, `max_grad_norm`,
+            `accountant` and `plan_options`.
+        preset: A named recipe (`pdpsgd.training.presets`) for what is not said here.
+        mechanism: The mechanism that turns budgets into sampling rates and noise, "pdp-sgd-exact" by default.
+        steps: The total number of steps, 1,000 by default.
+        batch_size: The expected batch size, 1,024 by default.
+        max_grad_norm: The clipping norm of per-example gradients, 1 by default.
+        accountant: "pld" (default), "rdp", or "gdp", which proves nothing.
+        plan_options: Further arguments of `pdpsgd.plan`.
+        record_ids: The person of each record, by their id in `budgets`.
+        record_of_person: The record of each person on the list; -1 where there is none.
+        optimizer: A name ("sgd" by default), or a function from parameters to an optimizer.
+        learning_rate: The learning rate, 1 by default.
+        momentum: Momentum, 0 by default.
+        weight_decay: Weight decay, 0 by default.
+        optimizer_options: Further arguments of the optimizer.
+        schedule: A name ("cosine" by default), or a function from the share of steps done to a factor of the rate.
+        weight_average: The decay of a moving average of the weights, which then are the model's.
+        loss: A name ("cross-entropy" by default), or a function of outputs and targets: the mean over examples.
+        augment: "shifts" (images, by up to two pixels), "none" (for a preset that has one), or a function that changes
+            a batch of inputs example by example.
+        views: Augmented views of each record, whose gradients are averaged before clipping (augmentation multiplicity).
+        test_data: Other people, never on the list.
+        test_budgets: What the test people allow, which names the tier of each.
+        test_tiers: The tier of each test person.
+        evaluate_every: Steps between evaluations on test people; by default only the last model is evaluated.
+        max_physical_batch_size: Examples that go through the model together (a record counts once per view). Changes
+            memory and speed, not results. By default 512 on CPUs, and the whole batch on other devices.
+        seed: Makes the run repeatable, and so not for release.
+        secure: Whether sampling and noise come from a cryptographic generator (default); not for release without.
+        run_folder: Where the run leaves its plan, model, promises and figures, and checkpoints to resume from.
+        checkpoint_every: Steps between checkpoints; by default one is written every minute.
+        resume: Whether to continue the run in `run_folder`.
+        sensitive: Whether to log batch sizes and training losses, in a file that says not to publish it.
+        progress: Whether to show a progress bar (default).
+
+    Returns:
+        The trained model, what it cost each level, and how good it is on the test people.
+
+    Raises:
+        PdpsgdError: If budgets, plan, data, model or options cannot keep the promise, or do not fit together.
+        KeyboardInterrupt: After Ctrl-C, once the current step is complete; says how to resume.
     """
-    how = options_with(
-        preset,
-        plan,
-        steps=steps,
-        batch_size=batch_size,
-        max_grad_norm=max_grad_norm,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        schedule=schedule,
-        weight_average=weight_average,
-        augment=augment,
-        views=views,
-    )
-    if steps is None and (plan_options or {}).get("noise_multiplier") is not None:
-        how["steps"] = None  # the noise decides how many
-    planned, people = _plan_of(
-        plan,
+    given = {k: v for k, v in locals().items() if v is not None and k in TrainingOptions.declared()}
+    chosen = (options or TrainingOptions()).changed(**given)
+    inputs = inputs_of(
+        data,
         budgets,
-        mechanism=mechanism,
-        steps=how["steps"],
-        batch_size=how["batch_size"],
-        max_grad_norm=how["max_grad_norm"],
-        accountant=accountant,
-        **(plan_options or {}),
-    )
-    changes = augment_of(how["augment"])
-    if changes is None and views is None:
-        how["views"] = 1  # a preset's augmentation was switched off, and its views with it
-    folder = None if run_folder is None else RunFolder(run_folder)
-    if max_physical_batch_size is None and resume and folder is not None and folder.begun:
-        max_physical_batch_size = folder.read_settings().get("max_physical_batch_size")
-    elif max_physical_batch_size is None and all(p.device.type == "cpu" for p in model.parameters()):
-        max_physical_batch_size = CACHE_FRIENDLY
-    settings = {
-        "optimizer": name_of(optimizer),
-        "learning_rate": how["learning_rate"],
-        "momentum": how["momentum"],
-        "weight_decay": weight_decay,
-        "optimizer_options": dict(optimizer_options or {}),
-        "schedule": name_of(how["schedule"]),
-        "weight_average": how["weight_average"],
-        "loss": name_of(loss),
-        "augment": None if changes is None else name_of(how["augment"]),
-        "views": how["views"],
-        "max_physical_batch_size": max_physical_batch_size,
-        "seed": seed,
-        "secure": secure,
-    }
-    records = as_tensors(data)
-    if isinstance(how["views"], bool) or not isinstance(how["views"], int) or how["views"] < 1:
-        fail(f"Expected views to be a whole number >= 1. Got {how['views']!r}.")
-    if how["views"] > 1 and changes is None:
-        fail(f"Expected augment, to make several views of a record. Got views={how['views']!r} without it.")
-    if changes is not None and isinstance(records, tuple):
-        check_augment(changes, records[0][:4], len(records[0][:4]))
-    trainer = Trainer(
-        model=model,
-        loss=loss_of(loss),
-        schedule=schedule_of(how["schedule"]),
-        augment=changes,
-        views=how["views"],
-        weight_average=how["weight_average"],
-        settings=settings,
-        test=None
-        if test_data is None
-        else HeldOutPeople(as_tensors(test_data), _tiers(test_budgets, test_tiers)),
-        folder=folder,
-        sensitive=sensitive,
-    )
-    made = optimizer_of(
-        optimizer,
-        (parameter for parameter in model.parameters() if parameter.requires_grad),
-        learning_rate=how["learning_rate"],
-        momentum=how["momentum"],
-        weight_decay=weight_decay,
-        options=optimizer_options or {},
-    )
-    trainer.begin(
-        made,
-        resume=resume,
-        plan=planned,
-        budgets=people,
-        data_loader=records,
         record_ids=record_ids,
         record_of_person=record_of_person,
-        views=how["views"],
-        max_physical_batch_size=max_physical_batch_size,
-        seed=seed,
-        secure=secure,
+        test_data=test_data,
+        test_budgets=test_budgets,
+        test_tiers=test_tiers,
     )
-    trainer.run(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, progress=progress)
-    return _finish(trainer, people)
+    trainer = _trainer(model, inputs, chosen.plan_or(plan, inputs.budgets), chosen)
+    trainer.run(
+        evaluate_every=chosen.evaluate_every,
+        checkpoint_every=chosen.checkpoint_every,
+        progress=chosen.progress,
+    )
+    return _finish(trainer, inputs.budgets)
+
+
+def _trainer(model: nn.Module, inputs: TrainingInputs, plan: Plan, options: TrainingOptions) -> Trainer:
+    """Make the trainer of a run, and let it begin or resume."""
+    folder = None if options.run_folder is None else RunFolder(options.run_folder).make()
+    physical = _physical_batch_size(model, options, folder)
+    augment = augment_of(options.augment)
+    if augment is not None and isinstance(inputs.records, tuple):
+        check_augment(augment, inputs.records[0][:4], len(inputs.records[0][:4]))
+    settings = _settings(options, max_physical_batch_size=physical)
+    described = {**inputs.description(), **options.description()}
+    trainer = Trainer(
+        model=model,
+        loss=loss_of(options.loss),
+        schedule=schedule_of(options.schedule),
+        augment=augment,
+        views=options.views,
+        weight_average=options.weight_average,
+        settings=settings,
+        description={**described, "sources": _sources(options, {*settings, *described})},
+        schema=inputs.schema,
+        test=None if inputs.test_data is None else HeldOutPeople(inputs.test_data, inputs.test_tiers),
+        folder=folder,
+        sensitive=options.sensitive,
+    )
+    optimizer = optimizer_of(
+        options.optimizer,
+        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        learning_rate=options.learning_rate,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        options=options.optimizer_options,
+    )
+    trainer.begin(
+        optimizer,
+        resume=options.resume,
+        plan=plan,
+        budgets=inputs.budgets,
+        data_loader=inputs.records,
+        record_ids=inputs.record_ids,
+        record_of_person=inputs.record_of_person,
+        views=options.views,
+        max_physical_batch_size=physical,
+        seed=options.seed,
+        secure=options.secure,
+    )
+    return trainer
+
+
+def _physical_batch_size(model: nn.Module, options: TrainingOptions, folder: RunFolder | None) -> int | None:
+    """Choose how many examples go through the model together; a resumed run keeps to what it was begun with."""
+    if options.max_physical_batch_size is not None:
+        return options.max_physical_batch_size
+    if options.resume and folder is not None and folder.begun:
+        return folder.read_settings().get("max_physical_batch_size")
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return CACHE_FRIENDLY if on_cpu else None
+
+
+def _settings(options: TrainingOptions, *, max_physical_batch_size: int | None) -> dict[str, Any]:
+    """Name everything that the course of training depends on: a resumed run must agree with all of it."""
+    augmented = augment_of(options.augment) is not None
+    return {
+        "optimizer": name_of(options.optimizer),
+        "learning_rate": options.learning_rate,
+        "momentum": options.momentum,
+        "weight_decay": options.weight_decay,
+        "optimizer_options": dict(options.optimizer_options),
+        "schedule": name_of(options.schedule),
+        "weight_average": options.weight_average,
+        "loss": name_of(options.loss),
+        "augment": name_of(options.augment) if augmented else None,
+        "views": options.views,
+        "max_physical_batch_size": max_physical_batch_size,
+        "seed": options.seed,
+        "secure": options.secure,
+    }
+
+
+def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]:
+    """Say where the settings come from that are not left at their default."""
+    return {name: source for name, source in options.sources.items() if name in names and source != "default"}
 
 
 def _finish(trainer: Trainer, budgets: Budgets | None) -> TrainingResult:
@@ -309,29 +342,3 @@ def versions() -> dict[str, str]:
     """What the run was made with."""
     packages = ("pdpsgd", "torch", "numpy", "dp-accounting")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
-
-
-def as_tensors(data: Any) -> Any:
-    """Arrays in a pair become tensors; everything else stays."""
-    if isinstance(data, (tuple, list)):
-        return tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in data)
-    return data
-
-
-def _plan_of(plan: Plan | None, budgets: Any, **options: Any) -> tuple[Plan, Budgets | None]:
-    people = budgets if budgets is None or isinstance(budgets, Budgets) else Budgets(budgets)
-    if plan is not None:
-        return plan, people
-    if people is None:
-        fail("Expected budgets (what each person allows), or a plan that knows its people. Got neither.")
-    from pdpsgd.planning.planner import plan as make_plan
-
-    return make_plan(people, **options), people
-
-
-def _tiers(budgets: Budgets | None, tiers: ArrayLike | None) -> np.ndarray[Any, Any] | None:
-    if budgets is not None and tiers is not None:
-        fail("Expected test_budgets or test_tiers, not both.")
-    if budgets is not None:
-        return budgets.epsilon
-    return None if tiers is None else np.asarray(tiers)

@@ -14,7 +14,7 @@ the data of those benchmarks; on other data they are a start, not a promise.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdpsgd.errors import check_one_of, fail
 
@@ -22,25 +22,21 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pdpsgd.data.benchmarks.loading import Dataset
-    from pdpsgd.data.people import PeopleData
     from pdpsgd.models.pretraining import Progress
-    from pdpsgd.planning.plans import Plan
-
-DEFAULTS: dict[str, Any] = {
-    "steps": None,
-    "batch_size": 1024,
-    "max_grad_norm": 1.0,
-    "learning_rate": 1.0,
-    "momentum": 0.0,
-    "schedule": "cosine",
-    "weight_average": None,
-    "augment": None,
-    "views": 1,
-}
-"""How `fit` trains where neither its caller nor a preset says otherwise."""
-
 
 FEATURES = ("pixels", "standardised-pixels", "locally-standardised-pixels", "scattering")
+
+
+class HasShape(Protocol):
+    """Data that a network can be made for."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +104,10 @@ class Preset:
 
         return PIXELS[self.features](images)
 
-    def make_model(self, dataset: Dataset | PeopleData, *, progress: Progress | None = None) -> nn.Module:
-        """The preset's network for a data set that `prepare` gave back.
+    def make_model(self, data: HasShape, *, progress: Progress | None = None) -> nn.Module:
+        """Make the preset's network for data with its features.
 
-        One that starts from drawn digits is trained on them first, which takes a minute; `progress` is told of it.
+        One that starts from synthetic digits is trained on them first, which takes a minute; `progress` is told of it.
         """
         from pdpsgd.models import networks as models
         from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_drawn
@@ -119,8 +115,8 @@ class Preset:
         check_one_of(STARTS, start=self.start)
         made = models.by_name(
             self.model,
-            input_shape=dataset.input_shape,
-            classes=len(dataset.classes),
+            input_shape=data.input_shape,
+            classes=len(data.classes),
             activation=self.activation,
         )
         if self.model == "linear":
@@ -216,19 +212,3 @@ def preset(name: str) -> Preset:
     """The preset of that name."""
     check_one_of(tuple(PRESETS), preset=name)
     return PRESETS[name]
-
-
-def options_with(name: str | None, plan: Plan | None, **given: Any) -> dict[str, Any]:
-    """What is given, and where that is None, what the preset of that name says, or the default.
-
-    A preset's learning rate belongs to its clipping norm, so with another norm it has to be given too.
-    """
-    base = DEFAULTS if name is None else preset(name).fit_options()
-    options = {key: base[key] if value is None else value for key, value in given.items()}
-    norm = options["max_grad_norm"] if plan is None else plan.max_grad_norm
-    if name is not None and given["learning_rate"] is None and norm != base["max_grad_norm"]:
-        fail(
-            f"Expected max_grad_norm={base['max_grad_norm']:g}, to which the learning rate of preset {name!r} belongs, "
-            f"or a learning_rate of your own. Got max_grad_norm={norm:g}."
-        )
-    return options

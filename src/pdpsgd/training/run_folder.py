@@ -27,22 +27,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.errors import fail
+from pdpsgd.errors import PdpsgdError, fail
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.data.schema import Schema
     from pdpsgd.planning.plans import Plan
 
 SENSITIVE = "SENSITIVE-do-not-publish"
 
 
 class RunFolder:
-    """The files of one run."""
+    """The files of one run: the only place that knows their names."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+
+    @classmethod
+    def of_file(cls, path: Path) -> RunFolder:
+        """Find the folder of the run that a file, such as its plan, belongs to."""
+        return cls(path.parent)
+
+    def make(self) -> RunFolder:
+        """Make the folder, unless it is there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -50,6 +59,9 @@ class RunFolder:
                 f"Expected a folder that can be written at run_folder={str(self.path)!r}. Got: "
                 f"{error.strerror}."
             )
+        return self
+
+    # --- where a run stands -----------------------------------------------------------------------------
 
     @property
     def checkpoint(self) -> Path:
@@ -58,7 +70,7 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """What the noise of steps since the checkpoint has met; as secret as the key."""
+        """Digests of the sums that noise was added to since the checkpoint; as secret as the key."""
         return self.path / "checkpoint.journal"
 
     @property
@@ -71,29 +83,44 @@ class RunFolder:
         """Whether a run began here."""
         return self.checkpoint.exists()
 
+    def check_is_free(self, *, resume: bool, folder: str, go_on: str) -> None:
+        """Refuse a folder with a finished run, or with one that was begun and is not to be resumed.
+
+        Args:
+            resume: Whether the run in the folder is to go on.
+            folder: How the caller named the folder.
+            go_on: What the caller has to say to resume.
+
+        Raises:
+            PdpsgdError: If another run is in the folder.
+        """
+        if self.finished:
+            fail(f"Expected a folder without a finished run. Got {folder}.")
+        if self.begun and not resume:
+            fail(f"Expected a new folder, or {go_on} to continue the run that was begun in it. Got {folder}.")
+
+    # --- written by the run -----------------------------------------------------------------------------
+
     def write_plan(self, plan: Plan) -> None:
-        """The plan; under a telling name if it tells who was drawn."""
+        """Write the plan; under a telling name if it tells who was sampled."""
         write_atomically(self._named("plan.json", plan), plan.to_json() + "\n")
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Every option of the run."""
+        """Write every option of the run, and what it knows of data and model."""
         self._write_json("settings.json", settings)
 
-    def read_settings(self) -> dict[str, Any]:
-        """The options of the run that was begun here; none if they cannot be read."""
-        try:
-            settings: dict[str, Any] = json.loads((self.path / "settings.json").read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            return {}
-        return settings
+    def write_schema(self, schema: Schema) -> None:
+        """Write the schema of the records; a draft, read from private data, under a telling name."""
+        name = "schema.toml" if schema.confirmed else f"{SENSITIVE}-schema-draft.toml"
+        write_atomically(self.path / name, schema.to_toml())
 
     def write_history(self, history: Iterable[Mapping[str, Any]]) -> None:
-        """Public figures over the steps, one line each."""
-        lines = (json.dumps(plain(record)) + "\n" for record in history)
+        """Write public figures over the steps, one line each."""
+        lines = (json.dumps(to_jsonable(record)) + "\n" for record in history)
         write_atomically(self.path / "history.jsonl", "".join(lines))
 
     def write_promises(self, plan: Plan, budgets: Budgets) -> None:
-        """For each person on the list: what they asked for, and what is proven for them."""
+        """Write for each person on the list what they asked for, and what is proven for them."""
         levels = plan.level_of_person(budgets).tolist()
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
@@ -115,7 +142,7 @@ class RunFolder:
         write_atomically(self._named("promises.csv", plan), text.getvalue())
 
     def write_model(self, model: nn.Module, *, name: str = "model.safetensors") -> None:
-        """The model's state, under the names that the bare model has."""
+        """Write the model's state, under the names that the bare model has."""
         import safetensors.torch
 
         state: dict[str, Tensor] = {
@@ -124,20 +151,84 @@ class RunFolder:
         write_atomically(self.path / name, safetensors.torch.save(state))
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """The summary; its presence means that the run has ended."""
+        """Write the summary; its presence means that the run has ended."""
         self._write_json("result.json", result)
 
     def add_sensitive(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append what must not be published, readable by its owner only."""
         path = self.path / f"{SENSITIVE}.jsonl"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-            file.writelines(json.dumps(plain(record)) + "\n" for record in records)
+            file.writelines(json.dumps(to_jsonable(record)) + "\n" for record in records)
+
+    # --- written about the run --------------------------------------------------------------------------
+
+    def write_audit(self, public: Mapping[str, Any], sensitive: Mapping[str, Any] | None) -> None:
+        """Write what an audit found; what was computed from people's records goes into a file of its own."""
+        self._write_json("audit.json", public)
+        if sensitive is not None:
+            self._write_json(f"{SENSITIVE}-audit.json", sensitive)
+
+    def page(self, plan: Plan) -> Path:
+        """Say where the report page goes; under a telling name if the plan tells who was sampled."""
+        return self._named("report.html", plan)
+
+    # --- read -------------------------------------------------------------------------------------------
+
+    def read_plan(self, *, verify: bool = True) -> Plan:
+        """Read the plan.
+
+        Raises:
+            PdpsgdError: If there is none, or one that is damaged or, with `verify`, claims too little.
+        """
+        from pdpsgd.planning.plans import Plan
+
+        path = self._found("plan.json")
+        if path is None:
+            fail(f"Expected a run folder with a plan in it. Got {str(self.path)!r}, which has none.")
+        try:
+            return Plan.from_json(path.read_text(encoding="utf-8"), verify=verify)
+        except PdpsgdError as error:
+            fail(f"{path}: {error}")
+
+    def read_settings(self) -> dict[str, Any]:
+        """Read the options of the run that was begun here; none where they were not written."""
+        return self._read_json("settings.json") if (self.path / "settings.json").exists() else {}
+
+    def read_result(self) -> dict[str, Any]:
+        """Read the summary of a finished run."""
+        return self._read_json("result.json")
+
+    def read_audit(self) -> dict[str, Any] | None:
+        """Read what an audit found, where there was one."""
+        return self._read_json("audit.json") if (self.path / "audit.json").exists() else None
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """Read the public figures over the steps."""
+        path = self.path / "history.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def promises(self) -> Path | None:
+        """Each person's promise, where it was written."""
+        return self._found("promises.csv")
+
+    def _found(self, name: str) -> Path | None:
+        paths = (self.path / name, self.path / f"{SENSITIVE}-{name}")
+        return next((path for path in paths if path.exists()), None)
 
     def _named(self, name: str, plan: Plan) -> Path:
         return self.path / (f"{SENSITIVE}-{name}" if plan.not_for_release else name)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, json.dumps(plain(value), indent=1) + "\n")
+        write_atomically(self.path / name, json.dumps(to_jsonable(value), indent=1) + "\n")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            fail(f"Expected JSON in {str(path)!r}. {error}.")
+        return read
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -158,18 +249,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         )
 
 
-def plain(value: Any) -> Any:
-    """As JSON can hold it: infinities are written as text, as in a plan's JSON."""
+def to_jsonable(value: Any) -> Any:
+    """Turn a value into what JSON can hold; infinities become text, as in a plan's JSON."""
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): to_jsonable(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [to_jsonable(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if hasattr(value, "item"):
-        return plain(value.item())
+        return to_jsonable(value.item())
     return str(value)
 
 

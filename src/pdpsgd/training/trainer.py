@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,12 @@ from pdpsgd.errors import fail
 from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
 from pdpsgd.training.progress import ProgressBar
-from pdpsgd.training.run_folder import RunFolder, plain
+from pdpsgd.training.run_folder import RunFolder, to_jsonable
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from pdpsgd.data.schema import Schema
     from pdpsgd.training.components import Loss, Schedule
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -40,7 +41,7 @@ class HeldOutPeople:
     """People to evaluate on, who are not on the list, and the tier of each if known."""
 
     data: Any
-    tiers: np.ndarray[Any, Any] | None
+    tiers: Sequence[Any] | np.ndarray[Any, Any] | None
 
     def evaluate(self, model: nn.Module, loss: Loss) -> Evaluation:
         """How good the model is on them."""
@@ -59,7 +60,9 @@ class Trainer:
         augment: Callable[[Any], Any] | None,
         views: int,
         weight_average: float | None,
-        settings: dict[str, Any],
+        settings: Mapping[str, Any],
+        description: Mapping[str, Any],
+        schema: Schema | None,
         test: HeldOutPeople | None,
         folder: RunFolder | None,
         sensitive: bool,
@@ -71,6 +74,8 @@ class Trainer:
         self._augment_is_checked = False
         self.views = views
         self.settings = settings
+        self.description = description
+        self.schema = schema
         self.test = test
         self.folder = folder
         self.sensitive = sensitive
@@ -119,7 +124,9 @@ class Trainer:
             if self.engine.ranks.first:
                 folder.journal.unlink(missing_ok=True)
                 folder.write_plan(self.plan)
-                folder.write_settings({**self.settings, "plan": self.plan.digest})
+                folder.write_settings({**self.settings, "plan": self.plan.digest, **self.description})
+                if self.schema is not None:
+                    folder.write_schema(self.schema)
             self.engine.keep_journal(folder.journal)
             # The key is safe on disk before the first noise is given out.
             self.engine.save(folder.checkpoint, training=self)
@@ -127,7 +134,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds beside the engine's own part."""
         return {
-            "settings": plain(self.settings),
+            "settings": to_jsonable(self.settings),
             "history": self.history,
             "ended": self.ended,
             "start": dict(self.start) if any(r.fresh_model for r in self.plan.rounds[1:]) else {},
@@ -138,7 +145,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         place = "" if self.folder is None else str(self.folder.checkpoint)
-        check_same_run(state["settings"], plain(self.settings), place=place)
+        check_same_run(state["settings"], to_jsonable(self.settings), place=place)
         self.history = state["history"]
         self.ended = state["ended"]
         self.start = state["start"] or self.start
@@ -151,14 +158,10 @@ class Trainer:
         if folder is None:
             if resume:
                 fail("Expected run_folder, to know what to resume. Got None.")
-        elif folder.finished:
+            return
+        if folder.finished:
             erase_key(folder.checkpoint)  # in case the run was killed just before it did
-            fail(f"Expected a folder without a finished run. Got run_folder={str(folder.path)!r}.")
-        elif folder.begun and not resume:
-            fail(
-                "Expected a new folder, or resume=True to go on with the run that was begun in "
-                f"run_folder={str(folder.path)!r}. Got resume=False."
-            )
+        folder.check_is_free(resume=resume, folder=f"run_folder={str(folder.path)!r}", go_on="resume=True")
 
     # --- the loop ---------------------------------------------------------------------------------------
 

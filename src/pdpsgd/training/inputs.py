@@ -1,0 +1,136 @@
+"""What a run trains and tests on, however it came in: arrays, a dataset, a loader, or people's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.data.people import PeopleData
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pdpsgd.data.schema import Schema
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingInputs:
+    """Records with the person of each, what these people allow, and test people.
+
+    `name`, `classes`, `notes` and `schema` are known where the records were read by `load_people`.
+    """
+
+    records: Any
+    budgets: Budgets | None
+    record_ids: Any = None
+    record_of_person: Any = None
+    test_data: Any = None
+    test_tiers: Sequence[Any] | np.ndarray[Any, Any] | None = None
+    name: str | None = None
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema: Schema | None = None
+
+    @classmethod
+    def from_people(
+        cls, data: PeopleData, budgets: Budgets | None, test_tiers: Sequence[Any] | None = None
+    ) -> TrainingInputs:
+        """Take records, test people, names and notes from what `load_people` gave back."""
+        return cls(
+            records=(data.inputs, data.targets),
+            budgets=budgets,
+            record_ids=data.ids,
+            test_data=data.test_data,
+            test_tiers=test_tiers,
+            name=data.name,
+            classes=data.classes,
+            notes=data.notes,
+            schema=data.schema,
+        )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example, where records are tensors."""
+        return tuple(self.records[0].shape[1:])
+
+    def with_features(self, features_of: Callable[[Any], Any]) -> TrainingInputs:
+        """Replace every input by its features, each computed from that input alone."""
+        inputs, targets = self.records
+        test = None if self.test_data is None else (features_of(self.test_data[0]), self.test_data[1])
+        return replace(self, records=(features_of(inputs), targets), test_data=test)
+
+    def description(self) -> dict[str, Any]:
+        """Describe the data for the settings of a run; empty where nothing is known of it."""
+        if self.name is None:
+            return {}
+        return {"data": self.name, "classes": list(self.classes), "notes": list(self.notes)}
+
+
+def inputs_of(
+    data: Any,
+    budgets: Budgets | ArrayLike | None,
+    *,
+    record_ids: ArrayLike | None = None,
+    record_of_person: ArrayLike | None = None,
+    test_data: Any = None,
+    test_budgets: Budgets | None = None,
+    test_tiers: ArrayLike | None = None,
+) -> TrainingInputs:
+    """Put the arguments of `fit` about data and people into one value.
+
+    Args:
+        data: A pair of arrays or tensors, a dataset, a loader, `PeopleData`, or ready inputs.
+        budgets: What each person allows.
+        record_ids: The person of each record.
+        record_of_person: The record of each person, -1 where there is none.
+        test_data: Other people, never on the list.
+        test_budgets: What test people allow, which names their tiers.
+        test_tiers: The tier of each test person.
+
+    Returns:
+        The inputs of a run, arrays turned into tensors.
+
+    Raises:
+        PdpsgdError: If tiers are named twice.
+    """
+    if isinstance(data, TrainingInputs):
+        return data
+    people = budgets if budgets is None or isinstance(budgets, Budgets) else Budgets(budgets)
+    tiers = _tiers(test_budgets, test_tiers)
+    if isinstance(data, PeopleData):
+        made = TrainingInputs.from_people(data, people)
+        test = made.test_data if test_data is None else as_tensors(test_data)
+        ids = made.record_ids if record_ids is None else record_ids
+        return replace(
+            made, record_ids=ids, record_of_person=record_of_person, test_data=test, test_tiers=tiers
+        )
+    return TrainingInputs(
+        records=as_tensors(data),
+        budgets=people,
+        record_ids=record_ids,
+        record_of_person=record_of_person,
+        test_data=as_tensors(test_data),
+        test_tiers=tiers,
+    )
+
+
+def as_tensors(data: Any) -> Any:
+    """Turn arrays in a pair into tensors; leave everything else as it is."""
+    import torch
+
+    if isinstance(data, (tuple, list)):
+        return tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in data)
+    return data
+
+
+def _tiers(budgets: Budgets | None, tiers: ArrayLike | None) -> np.ndarray[Any, Any] | None:
+    if budgets is not None and tiers is not None:
+        fail("Expected test_budgets or test_tiers, not both.")
+    if budgets is not None:
+        return budgets.epsilon
+    return None if tiers is None else np.asarray(tiers)
