@@ -216,7 +216,7 @@ def test_a_run_killed_between_result_and_erasure_loses_its_key_later(problem, tm
 
 
 def test_a_begun_run_is_not_overwritten(problem, crashed):
-    with pytest.raises(PdpsgdError, match="resume=True to go on"):
+    with pytest.raises(PdpsgdError, match="resume=True to continue"):
         problem.fit(run_folder=crashed)
 
 

@@ -184,7 +184,7 @@ class RunFolder:
 
         path = self._found("plan.json")
         if path is None:
-            fail(f"Expected a run folder with a plan in it. Got {str(self.path)!r}, which has none.")
+            fail(f"Expected a run folder with a plan.json in it. Got {str(self.path)!r}, which has none.")
         try:
             return Plan.from_json(path.read_text(encoding="utf-8"), verify=verify)
         except PdpsgdError as error:
