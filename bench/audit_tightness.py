@@ -21,11 +21,11 @@ import torch
 
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant
-from pdpsgd.audit.canaries import put_on_list, tiers_of
+from pdpsgd.audit.canaries import add_canaries, tiers_of
 from pdpsgd.audit.conformance import ConformanceTest
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
-from pdpsgd.audit.many_runs import many_run_bounds, many_runs, rehearsed_threshold
-from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
+from pdpsgd.audit.many_runs import many_run_bounds, many_runs, simulated_threshold
+from pdpsgd.audit.one_run import one_run_bounds, simulated_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
@@ -59,10 +59,10 @@ def one_run(
 ) -> dict[str, object]:
     """Lower bounds of single runs: their mean and largest over some repeats, and what the conformance test
     says."""
-    rule = rehearsed_rule(plan.history_of(0), canaries, delta=DELTA, significance=significance)
+    rule = simulated_rule(plan.history_of(0), canaries, delta=DELTA, significance=significance)
     measured, gaussian, alarms = [], [], 0
     for repeat in range(repeats):
-        listed = put_on_list(plan, canaries, np.random.default_rng([seed, repeat]))
+        listed = add_canaries(plan, canaries, np.random.default_rng([seed, repeat]))
         scores = LikelihoodScores(listed)
         test = ConformanceTest(listed, tensor_names(1), orthogonal=True, false_alarm_rate=1e-6)
         for seen in dirac_steps(listed, layers=1, source=source.from_seed(1000 * seed + repeat)):
@@ -103,8 +103,8 @@ def bounds(plan: Plan, coins: np.ndarray, scores: np.ndarray, significance: floa
         plan,
         coins,
         scores,
-        thresholds=[rehearsed_threshold(history, len(coins), **options)],
-        balanced_thresholds=[rehearsed_threshold(history, len(coins), balanced=True, **options)],
+        thresholds=[simulated_threshold(history, len(coins), **options)],
+        balanced_thresholds=[simulated_threshold(history, len(coins), balanced=True, **options)],
         significance=significance,
     )
     assumed = bound.gaussian if bound.gaussian is not None else bound.within_family
@@ -122,7 +122,7 @@ def false_alarms(runs: int, rate: float, seed: int) -> dict[str, object]:
     plan = Plan("by-hand", levels, (one,))
     conformance = lower_bound = 0
     for run in range(runs):
-        listed = put_on_list(plan, 50, np.random.default_rng([seed, run]))
+        listed = add_canaries(plan, 50, np.random.default_rng([seed, run]))
         scores = LikelihoodScores(listed)
         test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=rate)
         for seen in dirac_steps(listed, seed=1_000_000 * seed + run):

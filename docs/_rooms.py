@@ -1,4 +1,4 @@
-"""Reads which module imports which, and draws the picture of the rooms: `python docs/_rooms.py` draws it again."""
+"""What docs/architecture.md shows of the code, read from it: `python docs/_rooms.py` writes it again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 PICTURE = ROOT / "docs" / "images" / "rooms.svg"
+PAGE = ROOT / "docs" / "architecture.md"
 
 ROOMS = {
     "budgets": "what each person allows",
@@ -145,5 +146,25 @@ def draw() -> str:
     return "\n".join(lines) + "\n"
 
 
+def list_files(modules: dict[str, Module]) -> str:
+    """Return the table of all files: the first line of each one's docstring, in the order of the rooms."""
+    rows = ["| file | one line |", "|---|---|"]
+    shown = [module for module in modules.values() if module.room in ORDER and module.name != "pdpsgd"]
+    for module in sorted(shown, key=lambda module: ORDER.index(module.room)):
+        line = (ast.get_docstring(module.tree) or "").split("\n")[0]
+        name = module.name.removeprefix("pdpsgd.").replace(".", "/")
+        room = "/" not in name and module.path.name == "__init__.py"
+        rows.append(f"| **{name}** | **{line}** |" if room else f"| `{name}` | {line} |")
+    return "\n".join(rows)
+
+
+def page_with_list(page: str) -> str:
+    """Return the page with its table of files replaced."""
+    before, begin, rest = page.partition("<!-- files -->\n")
+    _, end, after = rest.partition("<!-- end of files -->\n")
+    return f"{before}{begin}\n{list_files(read_modules())}\n\n{end}{after}"
+
+
 if __name__ == "__main__":
+    PAGE.write_text(page_with_list(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     PICTURE.write_text(draw(), encoding="utf-8")

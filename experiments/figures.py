@@ -184,7 +184,7 @@ def _round_chart(rows: Rows, *, title: str, subtitle: list[str], chance: str) ->
         of_round = frame.filter(pl.col("round") == name)
         highest = 1.0 if chance.startswith("chance") else max(of_round["chance"].to_list())
         sides = []
-        for field, colour, label, end in (
+        for field, color, label, end in (
             ("left", OURS, "epsilon left", 1.02),
             ("chance", THE_PAPERS, chance, highest * 1.02),
         ):
@@ -192,7 +192,7 @@ def _round_chart(rows: Rows, *, title: str, subtitle: list[str], chance: str) ->
             counted = of_round.group_by(field).agg(pl.col("people").sum())
             sides.append(
                 alt.Chart(counted.sort(field))
-                .mark_bar(color=colour, size=2.5)
+                .mark_bar(color=color, size=2.5)
                 .encode(
                     alt.X(
                         f"{field}:Q", title=label, scale=scale, axis=alt.Axis(labelFlush=False, tickCount=6)
@@ -312,10 +312,10 @@ def sweep(points: Rows, *, x: str, title: str, subtitle: list[str], marks: Rows)
     up = alt.Y(
         "accuracy:Q", title="test accuracy, %", scale=alt.Scale(domain=[bottom, top], nice=False, zero=False)
     )
-    colours = alt.Scale(domain=[*names, PAPER_SERIES], range=[*(OURS, OURS_TOO)[: len(names)], THE_PAPERS])
+    colors = alt.Scale(domain=[*names, PAPER_SERIES], range=[*(OURS, OURS_TOO)[: len(names)], THE_PAPERS])
     legend = alt.Legend(orient="bottom", labelLimit=0, symbolOpacity=1)
-    colour = alt.Color("series:N", title=None, sort=[*names, PAPER_SERIES], scale=colours, legend=legend)
-    ours, paper = (alt.Chart(pl.DataFrame(rows)).encode(across, colour) for rows in (points, marks))
+    color = alt.Color("series:N", title=None, sort=[*names, PAPER_SERIES], scale=colors, legend=legend)
+    ours, paper = (alt.Chart(pl.DataFrame(rows)).encode(across, color) for rows in (points, marks))
     layers = [
         ours.mark_line(clip=True).encode(up),
         ours.mark_point(clip=True, filled=True, size=45, opacity=1).encode(up),
@@ -328,7 +328,7 @@ def sweep(points: Rows, *, x: str, title: str, subtitle: list[str], marks: Rows)
         {**p, "foot": bottom, "label": f"{p['accuracy']:.1f}"} for p in points if p["accuracy"] < bottom
     ]
     if outside:
-        foot = alt.Chart(pl.DataFrame(outside)).encode(across, colour, alt.Y("foot:Q"))
+        foot = alt.Chart(pl.DataFrame(outside)).encode(across, color, alt.Y("foot:Q"))
         layers.append(foot.mark_point(shape="triangle-down", size=80, filled=True, opacity=1, yOffset=-6))
         layers.append(foot.mark_text(align="left", dx=8, dy=-8).encode(alt.Text("label:N")))
     cut = [p for p in points if p["low"] < bottom <= p["accuracy"]]

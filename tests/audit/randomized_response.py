@@ -19,7 +19,7 @@ from pdpsgd.errors import check_positive
 
 
 @dataclass(frozen=True)
-class RandomisedResponse:
+class RandomizedResponse:
     """Rounds of randomised response at `threshold`, each drawing the person with chance `participation`.
 
     With `come_back_until_drawn` the person leaves after the first round that drew them (as published);
@@ -32,7 +32,7 @@ class RandomisedResponse:
     come_back_until_drawn: bool
 
     @classmethod
-    def as_published(cls, *, epsilon: float, threshold: float, rounds: int) -> RandomisedResponse:
+    def as_published(cls, *, epsilon: float, threshold: float, rounds: int) -> RandomizedResponse:
         """What the paper's bookkeeping allows: a participation that keeps one round within epsilon,
         repeated."""
         check_positive(epsilon=epsilon, threshold=threshold, rounds=rounds)
@@ -40,7 +40,7 @@ class RandomisedResponse:
         return cls(rounds, threshold, participation, come_back_until_drawn=True)
 
     @classmethod
-    def sound(cls, *, epsilon: float, threshold: float, rounds: int) -> RandomisedResponse:
+    def sound(cls, *, epsilon: float, threshold: float, rounds: int) -> RandomizedResponse:
         """Everybody pays in every round: each round may cost epsilon / rounds, drawn or not."""
         check_positive(epsilon=epsilon, threshold=threshold, rounds=rounds)
         participation = min(1.0, math.expm1(epsilon / rounds) / math.expm1(threshold))
@@ -53,7 +53,7 @@ class RandomisedResponse:
 
         It is reached at "1 in every round", where each round that used the record contributes a factor e^tau.
 
-        >>> round(RandomisedResponse.as_published(epsilon=0.5, threshold=0.75, rounds=3).true_epsilon, 3)
+        >>> round(RandomizedResponse.as_published(epsilon=0.5, threshold=0.75, rounds=3).true_epsilon, 3)
         0.71
         """
         gain = math.expm1(self.threshold)

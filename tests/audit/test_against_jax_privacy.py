@@ -65,7 +65,7 @@ def test_the_bound_through_gaussian_dp_over_all_thresholds_is_the_same(separatio
             positives=inside.size,
             false_positives=int(outside.size - passes),
             negatives=outside.size,
-            significance=bounds.shared(0.05, looks),
+            significance=bounds.bonferroni(0.05, looks),
         )
         for misses, passes in zip(auditor._fn_counts, auditor._tn_counts, strict=True)
     )

@@ -16,9 +16,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from pdpsgd import Budgets, PdpsgdError, plan
-from pdpsgd.audit.auditing import Subject, audit
+from pdpsgd.audit.auditing import AuditTarget, audit
 from pdpsgd.audit.result import AuditResult
-from pdpsgd.audit.subjects import plan_and_settings
+from pdpsgd.audit.targets import plan_and_settings
 from pdpsgd.cli.audit import audit as command
 from pdpsgd.planning.as_published import plan_as_published
 from pdpsgd.planning.plans import Plan
@@ -36,7 +36,7 @@ def made() -> Plan:
 def found(made: Plan) -> AuditResult:
     torch.manual_seed(0)
     inputs, targets = torch.randn(120, 8), torch.randint(3, (120,))
-    subject = Subject(
+    target = AuditTarget(
         make_model=lambda: nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3)),
         inputs=inputs,
         targets=targets,
@@ -47,7 +47,7 @@ def found(made: Plan) -> AuditResult:
     )
     return audit(
         made,
-        subject,
+        target,
         canaries=100,
         example_canaries=20,
         runs=20,
@@ -59,7 +59,7 @@ def found(made: Plan) -> AuditResult:
 
 
 def test_every_attack_and_test_is_made_and_none_goes_off(found):
-    assert set(found.one_run) == {"Dirac, white box", "mislabelled, white box", "mislabelled, black box"}
+    assert set(found.one_run) == {"Dirac, white box", "mislabeled, white box", "mislabeled, black box"}
     assert set(found.conformance) == {"mechanism", "mechanism, little noise", "network, little noise"}
     assert len(found.many_runs) == len(found.membership) == len(found.rows) == 2
     assert found.passed, found.alarms
@@ -135,7 +135,7 @@ def test_every_kind_of_plan_can_be_audited(make, options):
 
 
 def test_too_few_spare_records_are_refused(made):
-    subject = Subject(
+    target = AuditTarget(
         make_model=lambda: nn.Linear(8, 3),
         inputs=torch.randn(120, 8),
         targets=torch.randint(3, (120,)),
@@ -145,7 +145,7 @@ def test_too_few_spare_records_are_refused(made):
         classes=3,
     )
     with pytest.raises(PdpsgdError, match=r"at least 40 spare records.*Got 5"):
-        audit(made, subject, canaries=10, example_canaries=20, seed=1)
+        audit(made, target, canaries=10, example_canaries=20, seed=1)
 
 
 def run_command(*arguments: str):

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from pdpsgd.audit.bounds import (
+    bonferroni,
     clopper_pearson_upper,
     epsilon_of_gaussian,
     gaussian_mu,
@@ -16,7 +17,6 @@ from pdpsgd.audit.bounds import (
     one_run_epsilon,
     one_run_gaussian_epsilon,
     one_run_p_value,
-    shared,
 )
 from pdpsgd.errors import PdpsgdError
 
@@ -103,10 +103,10 @@ def test_gaussian_dp_turns_into_epsilon_and_back():
     assert epsilon_of_gaussian(0.0, 1e-5) == 0
 
 
-def test_several_looks_share_the_significance():
-    assert shared(0.05, 5) == pytest.approx(0.01)
-    with pytest.raises(PdpsgdError, match="looks=0"):
-        shared(0.05, 0)
+def test_several_comparisons_share_the_significance():
+    assert bonferroni(0.05, 5) == pytest.approx(0.01)
+    with pytest.raises(PdpsgdError, match="comparisons=0"):
+        bonferroni(0.05, 0)
 
 
 def test_the_one_run_bound_on_randomised_response_is_too_high_no_more_often_than_stated():

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pdpsgd.audit.canaries import put_on_list, tiers_of
+from pdpsgd.audit.canaries import add_canaries, tiers_of
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
@@ -28,7 +28,7 @@ PLAN = plan_with(
 
 
 def test_what_each_level_is_exposed_to_stays_the_same():
-    canaries = put_on_list(PLAN, 7, np.random.default_rng(0))
+    canaries = add_canaries(PLAN, 7, np.random.default_rng(0))
     for level in range(3):
         assert canaries.plan.history_of(level) == PLAN.history_of(level)
     assert [level.people for level in canaries.plan.levels] == [17, 27, 37]
@@ -36,7 +36,7 @@ def test_what_each_level_is_exposed_to_stays_the_same():
 
 
 def test_a_canary_without_its_record_keeps_its_place_on_the_list():
-    canaries = put_on_list(PLAN, 50, np.random.default_rng(0))
+    canaries = add_canaries(PLAN, 50, np.random.default_rng(0))
     records = canaries.record_of_person()
     assert records.size == canaries.plan.people
     own = records[-len(canaries) :]
@@ -47,7 +47,7 @@ def test_a_canary_without_its_record_keeps_its_place_on_the_list():
 
 
 def test_canaries_stand_behind_the_records_of_others():
-    canaries = put_on_list(PLAN, 2, np.random.default_rng(0))
+    canaries = add_canaries(PLAN, 2, np.random.default_rng(0))
     others = np.arange(60)
     others[5:] = -1
     records = canaries.record_of_person(others)
@@ -57,7 +57,7 @@ def test_canaries_stand_behind_the_records_of_others():
 
 def test_coins_are_fair():
     """A false alarm has a chance below 1e-6: five standard deviations."""
-    coins = put_on_list(PLAN, 10_000, np.random.default_rng(1)).has_record
+    coins = add_canaries(PLAN, 10_000, np.random.default_rng(1)).has_record
     assert abs(coins.mean() - 0.5) < 5 * 0.5 / math.sqrt(coins.size)
 
 

@@ -15,7 +15,7 @@ import torch
 from scipy.stats import binom
 from torch import nn
 
-from pdpsgd.audit.canaries import put_on_list
+from pdpsgd.audit.canaries import add_canaries
 from pdpsgd.audit.conformance import Conformance, ConformanceTest
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
 from pdpsgd.audit.example_canaries import example_steps
@@ -57,7 +57,7 @@ def conformance(
     rate: float = RARELY,
     layers: int = 2,
 ) -> Conformance:
-    canaries = put_on_list(plan or plan_of(), per_tier, np.random.default_rng(seed))
+    canaries = add_canaries(plan or plan_of(), per_tier, np.random.default_rng(seed))
     test = ConformanceTest(canaries, tensor_names(layers), orthogonal=True, false_alarm_rate=rate)
     for seen in dirac_steps(canaries, layers=layers, source=source.from_seed(seed), tamper=tamper):
         test.observe(seen)
@@ -148,14 +148,14 @@ def test_records_used_although_not_supplied_are_caught():
 def test_a_test_too_weak_to_notice_a_doubled_rate_says_so():
     weak = conformance(plan_of(steps=5, noise=5.0), per_tier=5)
     assert weak.passed
-    assert weak.blind_tiers == ("1", "2")
-    assert conformance().blind_tiers == ()
+    assert weak.underpowered_tiers == ("1", "2")
+    assert conformance().underpowered_tiers == ()
 
 
 def examples_conformance(**options) -> Conformance:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5))
-    canaries = put_on_list(plan_of(noise=0.3, steps=150), 12, np.random.default_rng(3))
+    canaries = add_canaries(plan_of(noise=0.3, steps=150), 12, np.random.default_rng(3))
     inputs, targets = 3 * torch.randn(len(canaries), 20), torch.randint(5, (len(canaries),))
     source = options.pop("source", RandomSource).from_seed(5)
     names = tuple(name for name, _ in network.named_parameters())
@@ -198,12 +198,12 @@ def test_a_real_network_with_a_level_at_another_levels_rate_is_caught():
 
 
 def test_examples_refuse_plans_that_draw_once_a_round():
-    canaries = put_on_list(plan_of(participation=(0.5, 0.5)), 2, np.random.default_rng(0))
+    canaries = add_canaries(plan_of(participation=(0.5, 0.5)), 2, np.random.default_rng(0))
     with pytest.raises(PdpsgdError, match="Dirac canaries"):
         ConformanceTest(canaries, ("weight",), orthogonal=False)
 
 
 def test_no_step_no_verdict():
-    canaries = put_on_list(plan_of(), 2, np.random.default_rng(0))
+    canaries = add_canaries(plan_of(), 2, np.random.default_rng(0))
     with pytest.raises(PdpsgdError, match="at least one step"):
         ConformanceTest(canaries, ("weight",), orthogonal=True).result()

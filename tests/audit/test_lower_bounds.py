@@ -12,10 +12,10 @@ from scipy.stats import binom, ks_2samp
 
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.audit.bounds import many_runs_epsilon
-from pdpsgd.audit.canaries import put_on_list, tiers_of
+from pdpsgd.audit.canaries import add_canaries, tiers_of
 from pdpsgd.audit.dirac_canaries import dirac_steps
-from pdpsgd.audit.many_runs import family_epsilon, many_run_bounds, many_runs, rehearsed_threshold
-from pdpsgd.audit.one_run import one_run_bounds, rehearsed_rule
+from pdpsgd.audit.many_runs import family_epsilon, many_run_bounds, many_runs, simulated_threshold
+from pdpsgd.audit.one_run import one_run_bounds, simulated_rule
 from pdpsgd.audit.scores import LikelihoodScores, simulated_scores
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
@@ -49,7 +49,7 @@ def plan_of(
 
 
 def one_run(plan: Plan, per_tier: int, seed: int, *, source=RandomSource, **options):
-    canaries = put_on_list(plan, per_tier, np.random.default_rng(seed))
+    canaries = add_canaries(plan, per_tier, np.random.default_rng(seed))
     scores = LikelihoodScores(canaries)
     for seen in dirac_steps(canaries, layers=1, source=source.from_seed(seed)):
         scores.observe(seen)
@@ -77,8 +77,8 @@ def test_training_with_hardly_any_noise_is_caught_by_one_run():
 def test_a_rehearsed_rule_is_better_on_average_than_paying_for_all():
     """On forty simulated audits; the difference is about five times its standard error."""
     plan = plan_of(noise=1.0, rates=(0.5,))
-    rule = rehearsed_rule(plan.history_of(0), 1000, delta=DELTA, significance=0.05)
-    listed = put_on_list(plan, 1000, np.random.default_rng(0))
+    rule = simulated_rule(plan.history_of(0), 1000, delta=DELTA, significance=0.05)
+    listed = add_canaries(plan, 1000, np.random.default_rng(0))
     gains = []
     for seed in range(40):
         coins, scores = simulated_scores(plan.history_of(0), 1000, np.random.default_rng(seed))
@@ -90,7 +90,7 @@ def test_a_rehearsed_rule_is_better_on_average_than_paying_for_all():
 
 
 def test_scores_that_say_nothing_give_nothing_however_ties_fall():
-    canaries = put_on_list(plan_of(), 400, np.random.default_rng(0))
+    canaries = add_canaries(plan_of(), 400, np.random.default_rng(0))
     for bound in one_run_bounds(canaries, np.zeros(len(canaries)), significance=1e-6):
         assert bound.measured == 0
 
@@ -132,9 +132,9 @@ def test_bounds_of_many_runs_stay_below_what_is_proven_and_come_close_within_the
         plan,
         coins[:, None],
         scores[:, None],
-        thresholds=[rehearsed_threshold(history, 200_000, delta=DELTA, significance=0.05)],
+        thresholds=[simulated_threshold(history, 200_000, delta=DELTA, significance=0.05)],
         balanced_thresholds=[
-            rehearsed_threshold(history, 200_000, delta=DELTA, significance=0.05, balanced=True)
+            simulated_threshold(history, 200_000, delta=DELTA, significance=0.05, balanced=True)
         ],
         significance=1e-6,
     )
@@ -150,9 +150,9 @@ def test_many_real_runs_stay_below_what_is_proven():
         plan,
         np.array([canaries.has_record for canaries, _ in found]),
         np.array([scores for _, scores in found]),
-        thresholds=[rehearsed_threshold(history, 150, delta=DELTA, significance=0.05)],
+        thresholds=[simulated_threshold(history, 150, delta=DELTA, significance=0.05)],
         balanced_thresholds=[
-            rehearsed_threshold(history, 150, delta=DELTA, significance=0.05, balanced=True)
+            simulated_threshold(history, 150, delta=DELTA, significance=0.05, balanced=True)
         ],
         significance=1e-6,
     )
@@ -186,7 +186,7 @@ def noise_scale_attack(plan: Plan, runs: int, tamper) -> tuple[float, float]:
     generator = np.random.default_rng(9)
     coins, energies = [], []
     for run in range(runs):
-        canaries = put_on_list(plan, 2, generator)
+        canaries = add_canaries(plan, 2, generator)
         coin = bool(generator.random() < 0.5)
         canaries = replace(canaries, has_record=np.array([True, coin]))
         steps = dirac_steps(canaries, layers=2, width=8, seed=run, tamper=tamper)
@@ -196,7 +196,7 @@ def noise_scale_attack(plan: Plan, runs: int, tamper) -> tuple[float, float]:
     # The threshold is fixed in advance: between the noise of one drawn record and that of two.
     dimensions = 2 * 2 * 8 * plan.steps
     expected = (plan.rounds[0].noise_multiplier * plan.max_grad_norm) ** 2 * dimensions
-    divisor = put_on_list(plan, 2, generator).plan.rounds[0].expected_batch_size
+    divisor = add_canaries(plan, 2, generator).plan.rounds[0].expected_batch_size
     says_in = energy < 0.5 * expected * divisor**2
     return many_runs_epsilon(
         true_positives=int((says_in & was_in).sum()),

@@ -168,7 +168,7 @@ def test_a_preset_is_audited_as_it_was_trained(
 ) -> None:
     from dataclasses import replace
 
-    from pdpsgd.audit.subjects import plan_and_settings, subject_of
+    from pdpsgd.audit.targets import plan_and_settings, target_of
     from pdpsgd.training.presets import PRESETS, preset
 
     small = {"name": "small", "dataset": "digits", "steps": 3, "batch_size": 20}
@@ -176,7 +176,7 @@ def test_a_preset_is_audited_as_it_was_trained(
     given = ("--preset", "small", "--tiers", "1:1", "--no-report", "--quiet")
     check(run("train", "digits", *given, "--run-folder", "run"))
     plan, settings = plan_and_settings("run")
-    subject = subject_of(plan, "digits", model=settings["model"], preset=settings["preset"])
+    subject = target_of(plan, "digits", model=settings["model"], preset=settings["preset"])
     assert subject.inputs.shape[1:] == (81, 2, 2)
     first = next(subject.make_model().parameters())
     assert first.shape == (10, 324)
@@ -191,7 +191,7 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
 
     import torch
 
-    from pdpsgd.audit.subjects import plan_and_settings, subject_of
+    from pdpsgd.audit.targets import plan_and_settings, target_of
     from pdpsgd.models import pretraining as starts
     from pdpsgd.training.presets import PRESETS, preset
 
@@ -204,7 +204,7 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
     assert "Digits drawn" in result.stderr
     plan, settings = plan_and_settings("run")
     named = {key: settings[key] for key in ("model", "activation", "preset")}
-    subject = subject_of(plan, "digits", **named)
+    subject = target_of(plan, "digits", **named)
     one, other = (torch.cat([p.flatten() for p in subject.make_model().parameters()]) for _ in range(2))
     assert torch.equal(one, other)
     assert settings["start"] == "drawn"

@@ -117,7 +117,7 @@ def test_many_levels_are_grouped_and_many_rounds_are_listed(run_folder: Path) ->
     budgets = Budgets.exponential(4000, groups=40)
     made = plan(budgets, "pdp-sgd-adaptive", steps=50, batch_size=100, rounds=3)
     page = words(run_page(replace(read_run(run_folder), plan=made)))
-    assert "neighbouring levels together" in page
+    assert "adjacent levels together" in page
     assert "Noise in each round" in page
 
 

@@ -83,7 +83,7 @@ def test_the_button_changes_the_colours_and_says_so(page: Any) -> None:
     page.evaluate("document.getElementById('theme').focus()")
     page.press("Enter")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-    assert page.evaluate("document.getElementById('theme').textContent") == "Light colours"
+    assert page.evaluate("document.getElementById('theme').textContent") == "Light colors"
 
 
 def test_everything_can_be_reached_and_read_with_the_keyboard(page: Any) -> None:

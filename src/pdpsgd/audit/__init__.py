@@ -1,4 +1,4 @@
-"""Attacks on our own training, and tests that it does what its plan says: `audit` makes them all.
+"""Attacks on our own training, and tests that it follows its plan: `audit` runs them all.
 
 Torch is loaded when something that trains is first used; the bounds need numpy and scipy only.
 """
@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdpsgd.audit.auditing import Subject, audit
+    from pdpsgd.audit.auditing import AuditTarget, audit
     from pdpsgd.audit.result import AuditResult
 
-__all__ = ["AuditResult", "Subject", "audit"]
+__all__ = ["AuditResult", "AuditTarget", "audit"]
 
-_LOADED_ON_USE = {"AuditResult": "result", "Subject": "auditing", "audit": "auditing"}
+_LOADED_ON_USE = {"AuditResult": "result", "AuditTarget": "auditing", "audit": "auditing"}
 
 
 def __getattr__(name: str) -> Any:

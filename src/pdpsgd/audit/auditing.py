@@ -1,4 +1,4 @@
-"""`audit`: attack our own training, all attacks together, and put what was measured beside what is proven."""
+"""`audit`: all attacks and tests together, with what was measured beside what is proven."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pdpsgd.audit.bounds import shared
-from pdpsgd.audit.canaries import Canaries, Tier, put_on_list, tiers_of
+from pdpsgd.audit.bounds import bonferroni
+from pdpsgd.audit.canaries import Canaries, Tier, add_canaries, tiers_of
 from pdpsgd.audit.conformance import FALSE_ALARM_RATE, Conformance, ConformanceTest, Observation
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
-from pdpsgd.audit.example_canaries import example_steps, losses, mislabelled
-from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, rehearsed_threshold
+from pdpsgd.audit.example_canaries import example_steps, losses, mislabeled
+from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, simulated_threshold
 from pdpsgd.audit.membership import MembershipResult, membership_by_tier
 from pdpsgd.audit.observed_run import Criterion
-from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, rehearsed_rule
+from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, simulated_rule
 from pdpsgd.audit.result import DIRAC, AuditResult
 from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
 from pdpsgd.audit.shadow import train_shadow_models
@@ -40,9 +40,8 @@ clearly."""
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """The training that is audited: a network, its loss, people's records, and others for canaries to be made
-    of.
+class AuditTarget:
+    """The training to audit: a network, its loss, people's records, and spare records for canaries.
 
     `spare_inputs` and `spare_targets` are records of people who are not on the list (test people); canaries
     get them with a wrong label.
@@ -61,7 +60,7 @@ class Subject:
 
 def audit(
     plan: Plan,
-    subject: Subject | None = None,
+    target: AuditTarget | None = None,
     *,
     canaries: int = 1000,
     example_canaries: int = 100,
@@ -76,8 +75,8 @@ def audit(
     """Audit the training that a plan describes, tier by tier.
 
     Always: one run of the plan through the real engine with `canaries` Dirac canaries a tier, which gives a
-    lower bound and a conformance test, and a conformance test at a tenth of the noise. With a `subject`, its
-    network too: a run on its data with `example_canaries` mislabelled examples a tier (white box and black
+    lower bound and a conformance test, and a conformance test at a tenth of the noise. With a `target`, its
+    network too: a run on its data with `example_canaries` mislabeled examples a tier (white box and black
     box), a conformance test of its layers, and membership inference with so many `shadow_models`. With
     `runs`, the plan again and again with one canary a tier.
 
@@ -86,11 +85,11 @@ def audit(
     """
     began = time.monotonic()
     if shadow_models is None:
-        shadow_models = affordable_shadow_models(plan, subject)
+        shadow_models = affordable_shadow_models(plan, target)
     tell = progress or (lambda stage, done, total: None)
     tiers = tiers_of(plan, at_most=max_tiers)
-    attacks = 1 + (runs > 0) + 2 * (subject is not None and example_canaries > 0)
-    each = shared(significance, attacks)
+    attacks = 1 + (runs > 0) + 2 * (target is not None and example_canaries > 0)
+    each = bonferroni(significance, attacks)
     generator = np.random.default_rng(seed)
     one_run, conformance = _dirac(plan, tiers, canaries, each, false_alarm_rate, generator, tell)
     bounds = {DIRAC: one_run}
@@ -99,16 +98,16 @@ def audit(
         "mechanism, little noise": _little_noise(plan, tiers, canaries, false_alarm_rate, generator, tell),
     }
     membership: tuple[MembershipResult, ...] = ()
-    if subject is not None:
+    if target is not None:
         if example_canaries:
-            white, black = _examples(plan, tiers, subject, example_canaries, each, generator, tell)
-            bounds |= {"mislabelled, white box": white, "mislabelled, black box": black}
+            white, black = _examples(plan, tiers, target, example_canaries, each, generator, tell)
+            bounds |= {"mislabeled, white box": white, "mislabeled, black box": black}
         if all(share in (0.0, 1.0) for r in plan.rounds for share in r.participation):
             tests["network, little noise"] = _network_conformance(
-                plan, tiers, subject, false_alarm_rate, generator, tell
+                plan, tiers, target, false_alarm_rate, generator, tell
             )
         if shadow_models:
-            membership = _membership(plan, tiers, subject, shadow_models, generator, tell)
+            membership = _membership(plan, tiers, target, shadow_models, generator, tell)
     return AuditResult(
         plan_digest=plan.digest,
         mechanism=plan.mechanism,
@@ -120,9 +119,9 @@ def audit(
         membership=membership,
         settings={
             "canaries": canaries,
-            "example_canaries": example_canaries if subject is not None else 0,
+            "example_canaries": example_canaries if target is not None else 0,
             "runs": runs,
-            "shadow_models": shadow_models if subject is not None else 0,
+            "shadow_models": shadow_models if target is not None else 0,
             "significance": significance,
             "false_alarm_rate": false_alarm_rate,
             "seed": seed,
@@ -131,11 +130,11 @@ def audit(
     )
 
 
-def affordable_shadow_models(plan: Plan, subject: Subject | None) -> int:
-    """Sixteen models for membership inference where that takes minutes, none where it would take hours."""
-    if subject is None:
+def affordable_shadow_models(plan: Plan, target: AuditTarget | None) -> int:
+    """Return sixteen models for membership inference where that takes minutes, none where it takes hours."""
+    if target is None:
         return 0
-    parameters = sum(parameter.numel() for parameter in subject.make_model().parameters())
+    parameters = sum(parameter.numel() for parameter in target.make_model().parameters())
     numbers = parameters * sum(r.steps * r.expected_batch_size for r in plan.rounds)
     return SHADOW_MODELS if SHADOW_MODELS * numbers <= AFFORDABLE_NUMBERS else 0
 
@@ -149,17 +148,17 @@ def _dirac(
     generator: np.random.Generator,
     tell: Progress,
 ) -> tuple[tuple[OneRunBound, ...], Conformance]:
-    each = shared(significance, len(tiers))
+    each = bonferroni(significance, len(tiers))
     rules = []
     for place, tier in enumerate(tiers):
-        tell("rehearsing", place, len(tiers))
+        tell("simulating", place, len(tiers))
         history = plan.history_of(tier.levels[-1])
-        rehearsals = max(1, min(10, 10_000_000 // max(1, count * plan.steps)))
+        simulations = max(1, min(10, 10_000_000 // max(1, count * plan.steps)))
         rules.append(
-            rehearsed_rule(history, count, delta=tier.delta, significance=each, rehearsals=rehearsals)
+            simulated_rule(history, count, delta=tier.delta, significance=each, simulations=simulations)
         )
-    tell("rehearsing", len(tiers), len(tiers))
-    listed = put_on_list(plan, count, generator, tiers=tiers)
+    tell("simulating", len(tiers), len(tiers))
+    listed = add_canaries(plan, count, generator, tiers=tiers)
     scores = LikelihoodScores(listed)
     test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=false_alarm_rate)
     steps = dirac_steps(listed, seed=_seed(generator))
@@ -172,29 +171,29 @@ def _dirac(
 def _examples(
     plan: Plan,
     tiers: tuple[Tier, ...],
-    subject: Subject,
+    target: AuditTarget,
     count: int,
     significance: float,
     generator: np.random.Generator,
     tell: Progress,
 ) -> tuple[tuple[OneRunBound, ...], tuple[OneRunBound, ...]]:
-    listed = put_on_list(plan, count, generator, tiers=tiers, level_of_person=subject.level_of_person)
-    examples = _canary_examples(subject, listed, generator)
-    module = subject.make_model()
+    listed = add_canaries(plan, count, generator, tiers=tiers, level_of_person=target.level_of_person)
+    examples = _canary_examples(target, listed, generator)
+    module = target.make_model()
     scores = ProjectionScores(listed)
     steps = example_steps(
         listed,
         module=module,
-        criterion=subject.criterion,
+        criterion=target.criterion,
         examples=examples,
-        others=(subject.inputs, subject.targets),
-        record_of_other=_records_of_others(plan, subject),
-        learning_rate=subject.learning_rate,
+        others=(target.inputs, target.targets),
+        record_of_other=_records_of_others(plan, target),
+        learning_rate=target.learning_rate,
         seed=_seed(generator),
     )
-    for seen in _told(steps, "mislabelled canaries", plan.steps, tell):
+    for seen in _told(steps, "mislabeled canaries", plan.steps, tell):
         scores.observe(seen)
-    black = -losses(module, subject.criterion, examples)
+    black = -losses(module, target.criterion, examples)
     return (
         one_run_bounds(listed, scores.scores(), significance=significance),
         one_run_bounds(listed, black, significance=significance),
@@ -210,7 +209,7 @@ def _little_noise(
     tell: Progress,
 ) -> Conformance:
     quiet = _quiet_prefix(plan)
-    listed = put_on_list(quiet, count, generator, tiers=tiers)
+    listed = add_canaries(quiet, count, generator, tiers=tiers)
     test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=false_alarm_rate)
     for seen in _told(
         dirac_steps(listed, seed=_seed(generator)), "conformance of the mechanism", quiet.steps, tell
@@ -222,22 +221,22 @@ def _little_noise(
 def _network_conformance(
     plan: Plan,
     tiers: tuple[Tier, ...],
-    subject: Subject,
+    target: AuditTarget,
     false_alarm_rate: float,
     generator: np.random.Generator,
     tell: Progress,
 ) -> Conformance:
     quiet = _quiet_prefix(plan)
-    listed = put_on_list(quiet, CONFORMANCE_CANARIES, generator, tiers=tiers)
-    module = subject.make_model()
+    listed = add_canaries(quiet, CONFORMANCE_CANARIES, generator, tiers=tiers)
+    module = target.make_model()
     names = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     test = ConformanceTest(listed, names, orthogonal=False, false_alarm_rate=false_alarm_rate)
     steps = example_steps(
         listed,
         module=module,
-        criterion=subject.criterion,
-        examples=_canary_examples(subject, listed, generator),
-        learning_rate=subject.learning_rate,
+        criterion=target.criterion,
+        examples=_canary_examples(target, listed, generator),
+        learning_rate=target.learning_rate,
         seed=_seed(generator),
     )
     for seen in _told(steps, "conformance of the network", quiet.steps, tell):
@@ -248,26 +247,26 @@ def _network_conformance(
 def _membership(
     plan: Plan,
     tiers: tuple[Tier, ...],
-    subject: Subject,
+    target: AuditTarget,
     models: int,
     generator: np.random.Generator,
     tell: Progress,
 ) -> tuple[MembershipResult, ...]:
-    people = len(subject.inputs)
-    level = subject.level_of_person[:people]
+    people = len(target.inputs)
+    level = target.level_of_person[:people]
     shadows = train_shadow_models(
-        subject.make_model,
-        subject.criterion,
-        subject.inputs,
-        subject.targets,
+        target.make_model,
+        target.criterion,
+        target.inputs,
+        target.targets,
         plan=plan,
         level_of_person=level,
         models=models,
-        learning_rate=subject.learning_rate,
+        learning_rate=target.learning_rate,
         seed=_seed(generator),
         each_step=lambda step: tell("shadow models", step, plan.steps),
     )
-    return membership_by_tier(shadows, subject.inputs, subject.targets, level, tiers)
+    return membership_by_tier(shadows, target.inputs, target.targets, level, tiers)
 
 
 def _many(
@@ -278,10 +277,10 @@ def _many(
     generator: np.random.Generator,
     tell: Progress,
 ) -> tuple[ManyRunsBound, ...]:
-    each = shared(significance, 2 * len(tiers))
+    each = bonferroni(significance, 2 * len(tiers))
     thresholds, balanced = (
         [
-            rehearsed_threshold(
+            simulated_threshold(
                 plan.history_of(tier.levels[-1]),
                 runs,
                 delta=tier.delta,
@@ -309,27 +308,27 @@ def _many(
 
 
 def _canary_examples(
-    subject: Subject, listed: Canaries, generator: np.random.Generator
+    target: AuditTarget, listed: Canaries, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Spare records with a wrong label, one for each canary."""
-    if len(subject.spare_inputs) < len(listed):
+    """Return spare records with a wrong label, one for each canary."""
+    if len(target.spare_inputs) < len(listed):
         fail(
             f"Expected at least {len(listed)} spare records, one for each example canary. "
-            f"Got {len(subject.spare_inputs)}. Ask for fewer example canaries."
+            f"Got {len(target.spare_inputs)}. Ask for fewer example canaries."
         )
-    chosen = generator.permutation(len(subject.spare_inputs))[: len(listed)]
-    return mislabelled(
-        subject.spare_inputs[chosen],
-        subject.spare_targets[chosen],
-        classes=subject.classes,
+    chosen = generator.permutation(len(target.spare_inputs))[: len(listed)]
+    return mislabeled(
+        target.spare_inputs[chosen],
+        target.spare_targets[chosen],
+        classes=target.classes,
         generator=generator,
     )
 
 
-def _records_of_others(plan: Plan, subject: Subject) -> npt.NDArray[np.int64]:
-    """Person i has record i; people past the last record supplied none."""
+def _records_of_others(plan: Plan, target: AuditTarget) -> npt.NDArray[np.int64]:
+    """Return the record of each person: person i has record i; people past the last record supplied none."""
     records = np.arange(plan.people)
-    return np.where(records < len(subject.inputs), records, -1)
+    return np.where(records < len(target.inputs), records, -1)
 
 
 def _told(steps: Iterator[Observation], stage: str, total: int, tell: Progress) -> Iterator[Observation]:
@@ -339,7 +338,7 @@ def _told(steps: Iterator[Observation], stage: str, total: int, tell: Progress) 
 
 
 def _quiet_prefix(plan: Plan) -> Plan:
-    """The plan's first steps with a tenth of the noise: the same code, rates and norms, seen more clearly.
+    """Return the plan's first steps with a tenth of the noise: same code, rates and norms, seen more clearly.
 
     A rehearsal that promises nothing, and says so: no protection for anybody who is drawn.
     """

@@ -2,7 +2,7 @@
 
 For a statistic whose moment generating function under the plan is known, exp(lambda * S - psi(lambda)) is the
 wealth of somebody who bets on S being too large (or, for negative lambda, too small). If the plan is followed
-its expectation is one, so wealth 1/a is reached with chance at most a (Markov; for sums over steps, Ville). A
+its expectation is one, so wealth 1/a is reached with probability at most a (Markov; for sums over steps, Ville). A
 few lambdas share the stake, so nothing has to be tuned to the fault, and no normal approximation is made.
 
 Reference: Ramdas et al. 2023, "Game-theoretic statistics and safe anytime-valid inference" (arXiv
@@ -23,14 +23,14 @@ SPREAD = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
 
 
 def bets(variance: float, *, significance: float) -> FloatArray:
-    """The lambdas to bet with on a sum of this variance; fixed before anything is seen."""
+    """Return the lambdas to bet with on a sum of this variance; fixed before anything is seen."""
     return np.array(SPREAD) * math.sqrt(2 * math.log(1 / significance) / variance)
 
 
 def p_value(sums: float, lambdas: FloatArray, log_moments: FloatArray) -> float:
-    """One over the wealth of bets that share the stake evenly.
+    """Return one over the wealth of bets that share the stake evenly.
 
-    Guarantee: if `log_moments` are at least the logs of E exp(lambda * S) (S centred or not), the chance of a
+    Guarantee: if `log_moments` are at least the logs of E exp(lambda * S) (S centered or not), the probability of a
     value at most a is at most a.
     """
     log_wealth = float(logsumexp(lambdas * sums - log_moments)) - math.log(lambdas.size)
@@ -38,12 +38,12 @@ def p_value(sums: float, lambdas: FloatArray, log_moments: FloatArray) -> float:
 
 
 def deviations_needed(significance: float) -> float:
-    """How many standard deviations away a sum must be, about, for its bets to win."""
+    """Return about how many standard deviations away a sum must be for its bets to win."""
     return math.sqrt(2 * (math.log(1 / significance) + math.log(len(SPREAD))))
 
 
 def log_moment_draws(lambdas: FloatArray, weights: FloatArray, rates: FloatArray) -> FloatArray:
-    """log E exp(lambda * sum of w_j (B_j - q_j)) for independent draws B_j at rates q_j, for each lambda."""
+    """Return log E exp(lambda * sum of w_j (B_j - q_j)) for independent samples B_j at rates q_j, for each lambda."""
     exponent = lambdas[:, None] * weights[None, :]
     moments = _log_mixture(rates[None, :], exponent) - exponent * rates[None, :]
     return np.asarray(moments.sum(axis=1))
@@ -52,7 +52,7 @@ def log_moment_draws(lambdas: FloatArray, weights: FloatArray, rates: FloatArray
 def log_moment_rounds(
     lambdas: FloatArray, weights: FloatArray, rates: FloatArray, participation: FloatArray, steps: int
 ) -> FloatArray:
-    """As `log_moment_draws`, for a round of steps in which one takes part at all with a chance drawn once."""
+    """Do as `log_moment_draws`, for a round of steps whose participation is sampled once."""
     exponent = lambdas[:, None] * weights[None, :]
     taking_part = steps * _log_mixture(rates[None, :], exponent)
     drawn = _log_mixture(participation[None, :], taking_part)
@@ -60,25 +60,24 @@ def log_moment_rounds(
 
 
 def log_moment_gaussian(lambdas: FloatArray, variance: float) -> FloatArray:
-    """log E exp(lambda * N) for N normal with mean 0."""
+    """Return log E exp(lambda * N) for N normal with mean 0."""
     return lambdas**2 * variance / 2
 
 
 def log_moment_square(
-    lambdas: FloatArray, *, chances: FloatArray, means: FloatArray, variance: float
+    lambdas: FloatArray, *, probabilities: FloatArray, means: FloatArray, variance: float
 ) -> FloatArray:
-    """log E exp(lambda * (M + N)^2) where M takes the `means` with these chances and N is normal, for each
-    lambda.
+    """Return log E exp(lambda * (M + N)^2), where M takes the `means` with these probabilities and N is normal.
 
     Finite for lambda below 1 / (2 * variance) only.
     """
     shrink = 1 - 2 * lambdas * variance
     with np.errstate(divide="ignore"):
-        terms = np.log(chances)[None, :] + lambdas[:, None] * means[None, :] ** 2 / shrink[:, None]
+        terms = np.log(probabilities)[None, :] + lambdas[:, None] * means[None, :] ** 2 / shrink[:, None]
     return np.asarray(logsumexp(terms, axis=1)) - np.log(shrink) / 2
 
 
-def _log_mixture(chance: FloatArray, exponent: FloatArray) -> FloatArray:
-    """log(1 - p + p e^x), also where e^x is too large for a float."""
+def _log_mixture(probability: FloatArray, exponent: FloatArray) -> FloatArray:
+    """Return log(1 - p + p e^x), also where e^x is too large for a float."""
     with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log1p(-chance), np.log(chance) + exponent)
+        return np.logaddexp(np.log1p(-probability), np.log(probability) + exponent)

@@ -1,6 +1,6 @@
 """Lower bounds on epsilon from what an attack got right: counts in, epsilon out, with a stated confidence.
 
-Every function here is pure. `significance` is the chance, over coins and noise, that the bound is above the
+Every function here is pure. `significance` is the probability, over coins and noise, that the bound is above the
 truth; the confidence is one minus it. Whoever looks several times (at thresholds, at tiers) divides it among
 the looks first: `shared`.
 
@@ -25,26 +25,26 @@ TOLERANCE = 1e-6
 LARGEST_EPSILON = 200.0
 
 
-def shared(significance: float, looks: int) -> float:
-    """The significance of each of several looks so that all hold together (Bonferroni).
+def bonferroni(significance: float, comparisons: int) -> float:
+    """Return the significance of each of several comparisons so that all hold together (Bonferroni).
 
-    >>> shared(0.05, 10)
+    >>> bonferroni(0.05, 10)
     0.005
     """
     if not 0 < significance < 1:
         fail(f"Expected 0 < significance < 1. Got significance={significance!r}.")
-    if looks < 1:
-        fail(f"Expected at least one look. Got looks={looks!r}.")
-    return significance / looks
+    if comparisons < 1:
+        fail(f"Expected at least one comparison. Got comparisons={comparisons!r}.")
+    return significance / comparisons
 
 
 def one_run_p_value(*, epsilon: float, delta: float, canaries: int, guesses: int, correct: int) -> float:
-    """How likely at least so many right guesses are if training was (epsilon, delta)-DP towards every canary.
+    """Return how likely so many right guesses are if training is (epsilon, delta)-DP towards every canary.
 
     Guarantee: let each of the `canaries` have its record or not by an independent fair coin, let training
     satisfy (epsilon, delta)-DP towards each of them under adding or removing its record, and let `guesses` of
     the coins be guessed from the outcome by any rule fixed in advance (abstaining on the rest). Then the
-    chance that this p-value is at most a, is at most a (Steinke et al. 2023, Theorem 5.2: right guesses are
+    probability that this p-value is at most a, is at most a (Steinke et al. 2023, Theorem 5.2: right guesses are
     dominated by a binomial with success e^eps/(1+e^eps), plus a term of at most 2 * canaries * delta).
 
     Canaries of other tiers are further independent coins: given those, training still keeps its promise to
@@ -72,9 +72,9 @@ def one_run_p_value(*, epsilon: float, delta: float, canaries: int, guesses: int
 
 
 def one_run_epsilon(*, canaries: int, guesses: int, correct: int, delta: float, significance: float) -> float:
-    """The largest epsilon that so many right guesses refute; 0 where they refute nothing.
+    """Return the largest epsilon that so many right guesses refute; 0 where they refute nothing.
 
-    Guarantee: as for `one_run_p_value`; the bound is above the true epsilon at `delta` with chance at most
+    Guarantee: as for `one_run_p_value`; the bound is above the true epsilon at `delta` with probability at most
     `significance`.
     """
 
@@ -90,7 +90,7 @@ def one_run_epsilon(*, canaries: int, guesses: int, correct: int, delta: float, 
 
 
 def clopper_pearson_upper(successes: int, trials: int, significance: float) -> float:
-    """An upper bound on a proportion that is below the truth with chance at most `significance`."""
+    """Return an upper bound on a proportion that is below the truth with probability at most `significance`."""
     if not 0 <= successes <= trials:
         fail(f"Expected 0 <= successes <= trials. Got successes={successes!r}, trials={trials!r}.")
     if successes == trials:
@@ -107,14 +107,13 @@ def many_runs_epsilon(
     delta: float,
     significance: float,
 ) -> float:
-    """The lower bound on epsilon from the error rates of an attack over many independent runs
-    (Clopper-Pearson).
+    """Return the lower bound on epsilon from an attack's error rates over independent runs (Clopper-Pearson).
 
     `positives` runs had the canary's record and `negatives` had not; the attack, with a threshold fixed in
     advance, said "in" in `true_positives` and `false_positives` of them.
 
-    Guarantee: if runs are independent, the bound is above the true epsilon at `delta` with chance at most
-    `significance`. Half of it goes to each error rate; both orders of neighbours use the same two rates, so
+    Guarantee: if runs are independent, the bound is above the true epsilon at `delta` with probability at most
+    `significance`. Half of it goes to each error rate; both directions (add, remove) use the same two rates, so
     looking at both costs nothing.
     """
     false_positive_rate, false_negative_rate = _error_rates(
@@ -129,7 +128,7 @@ def many_runs_epsilon(
 def gaussian_mu(
     *, true_positives: int, positives: int, false_positives: int, negatives: int, significance: float
 ) -> float:
-    """The lower bound on mu of Gaussian DP from the error rates of an attack over many independent runs.
+    """Return the lower bound on mu of Gaussian DP from an attack's error rates over independent runs.
 
     Guarantee: as `many_runs_epsilon`, but only for a mechanism that is known to be mu-Gaussian for some mu:
     here, where the canary is in every batch (rate 1), so that the run is one Gaussian mechanism. It is not a
@@ -144,8 +143,9 @@ def gaussian_mu(
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """The smallest epsilon for which mu-Gaussian DP implies (epsilon, delta)-DP (Dong et al. 2019, Corollary
-    2.13).
+    """Return the smallest epsilon for which mu-Gaussian DP implies (epsilon, delta)-DP.
+
+    Reference: Dong et al. 2019, Corollary 2.13.
 
     >>> round(epsilon_of_gaussian(1.0, 1e-5), 3)
     4.377
@@ -164,7 +164,7 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 def one_run_gaussian_epsilon(
     *, canaries: int, guesses: int, correct: int, delta: float, significance: float
 ) -> float:
-    """The lower bound of one run for mechanisms known to be Gaussian (Mahloujifar, Melis, Chaudhuri 2024).
+    """Return the lower bound of one run for Gaussian mechanisms (Mahloujifar, Melis, Chaudhuri 2024).
 
     Guarantee: as `one_run_epsilon`, but only where training is mu-Gaussian DP towards each canary for some mu
     (rate 1). It is higher because it uses the whole trade-off curve instead of one point of it.
@@ -177,7 +177,7 @@ def one_run_gaussian_epsilon(
 
     def refuted(mu: float) -> bool:
         # Chance mass of (right, wrong) outcomes that the trade-off curve allows, from `correct` downwards: if
-        # even the largest allowed mass cannot add up to all guesses, so many right ones have chance below the
+        # even the largest allowed mass cannot add up to all guesses, so many right ones have probability below the
         # significance.
         right = significance * correct / canaries
         wrong = significance * (guesses - correct) / canaries
@@ -195,7 +195,7 @@ def one_run_gaussian_epsilon(
 def _error_rates(
     true_positives: int, positives: int, false_positives: int, negatives: int, significance: float
 ) -> tuple[float, float]:
-    half = shared(significance, 2)
+    half = bonferroni(significance, 2)
     return (
         clopper_pearson_upper(false_positives, negatives, half),
         clopper_pearson_upper(positives - true_positives, positives, half),
@@ -207,8 +207,7 @@ def _log_ratio(numerator: float, denominator: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
-    """The largest value at which a falling condition holds, from below: what is returned does hold (or is
-    0)."""
+    """Return the largest value at which a falling condition holds; what is returned does hold (or is 0)."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Canaries: people put on the list so that the auditor knows, and can guess, whether their records were used.
+"""Canaries: people added to the list so that the auditor knows, and can guess, whether their records were used.
 
 Each canary joins a level of the plan and has its record or not by a fair coin; without it, it keeps its place
 on the list and is drawn like anyone. Rates, noise and steps stay those of the plan, so what is proven for
@@ -56,12 +56,11 @@ class Canaries:
 
     @property
     def others(self) -> int:
-        """How many people on the list are not canaries."""
+        """The number of people on the list who are not canaries."""
         return self.plan.people - len(self)
 
     def record_of_person(self, records_of_others: npt.ArrayLike | None = None) -> IntArray:
-        """The record of everybody on the list: those of the others first, then one for each canary that has
-        one.
+        """Return the record of everybody on the list: the others' first, then one for each canary that has one.
 
         Without `records_of_others`, nobody else supplied a record.
         """
@@ -75,7 +74,7 @@ class Canaries:
 
 
 def tiers_of(plan: Plan, *, at_most: int = 5) -> tuple[Tier, ...]:
-    """The plan's levels as tiers: each epsilon its own if they are few, else neighbours together.
+    """Return the plan's levels as tiers: each epsilon its own if they are few, else adjacent ones together.
 
     Levels that are never drawn, or ask for no protection, have nothing to audit and are in no tier.
     """
@@ -98,7 +97,7 @@ def tiers_of(plan: Plan, *, at_most: int = 5) -> tuple[Tier, ...]:
     )
 
 
-def put_on_list(
+def add_canaries(
     plan: Plan,
     per_tier: int,
     generator: np.random.Generator,
@@ -106,7 +105,7 @@ def put_on_list(
     tiers: Sequence[Tier] | None = None,
     level_of_person: npt.ArrayLike | None = None,
 ) -> Canaries:
-    """Put so many canaries of each tier on the plan's list, with a fair coin for each one's record.
+    """Add this many canaries per tier to the plan's list, with a fair coin for each one's record.
 
     Guarantee: the coins are independent and fair, rates, noise and clipping norms of every level are the
     plan's, so the run is (epsilon_l, delta_l)-DP towards each canary of level l exactly as the plan proves it
@@ -169,7 +168,7 @@ def _tier(plan: Plan, name: str, members: tuple[int, ...]) -> Tier:
 
 
 def _names(parts: list[npt.NDArray[np.float64]]) -> list[str]:
-    """Epsilon or its range for each tier, in as few digits as tell them apart."""
+    """Return epsilon or its range for each tier, in as few digits as tell them apart."""
     for digits in range(3, 18):
         ends = [(f"{part[0]:.{digits}g}", f"{part[-1]:.{digits}g}") for part in parts]
         names = [low if low == high else f"{low} to {high}" for low, high in ends]

@@ -1,11 +1,10 @@
-"""The conformance test: does training do what its plan says? Canaries' separation and the noise, against the
-plan.
+"""The conformance test: does training do what its plan says?
 
 A lower bound on epsilon from one run is far below the truth, so it cannot notice that noise is half of what
 it should be. But the auditor knows more than an attacker: the coins, each canary's contribution c_i, its rate
 q_i and the noise. If the plan is followed, the noisy sum of a step is exactly
 
-    sum over canaries with a record of B_i c_i  +  sigma C N(0, I),      B_i drawn with chance q_i,
+    sum over canaries with a record of B_i c_i  +  sigma C N(0, I),      B_i = 1 with probability q_i,
 
 so whatever is projected out of it has a known distribution. Checked are, for every tier,
 
@@ -30,7 +29,7 @@ from scipy.stats import chi2
 
 from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.audit import betting
-from pdpsgd.audit.bounds import shared
+from pdpsgd.audit.bounds import bonferroni
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.plan_moments import Mean, RoundSums, Square, add_squares
 from pdpsgd.errors import fail
@@ -60,7 +59,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was compared: what the plan implies, what was seen, and how likely that is by chance.
+    """One comparison: what the plan implies, what was seen, and how likely that is under the plan.
 
     `expected` and `observed` are in standard deviations that the plan implies (for noise: the standard
     deviation of the noise as a multiple of the planned one).
@@ -86,8 +85,8 @@ class Check:
 class Conformance:
     """The outcome of a conformance test.
 
-    Guarantee: if training follows the plan, the chance that `passed` is false is at most `false_alarm_rate`.
-    The converse is not claimed: `blind_tiers` names the tiers where even twice the planned rate would not be
+    Guarantee: if training follows the plan, the probability that `passed` is false is at most `false_alarm_rate`.
+    The converse is not claimed: `underpowered_tiers` names the tiers where even twice the planned rate would not be
     noticed.
     """
 
@@ -99,7 +98,7 @@ class Conformance:
     @property
     def each(self) -> float:
         """The share of the false-alarm rate that each check has."""
-        return shared(self.false_alarm_rate, max(1, len(self.checks)))
+        return bonferroni(self.false_alarm_rate, max(1, len(self.checks)))
 
     @property
     def alarms(self) -> tuple[Check, ...]:
@@ -112,7 +111,7 @@ class Conformance:
         return not self.alarms
 
     @property
-    def blind_tiers(self) -> tuple[str, ...]:
+    def underpowered_tiers(self) -> tuple[str, ...]:
         """Tiers whose canaries separate too little for a doubled rate to be noticed reliably."""
         needed = betting.deviations_needed(self.each) + 3
         best: dict[str, float] = {}
@@ -122,13 +121,13 @@ class Conformance:
         return tuple(tier for tier, separation in best.items() if separation < needed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and for the report."""
+        """Return plain values, for JSON and for the report."""
         return {
             "passed": self.passed,
             "false_alarm_rate": self.false_alarm_rate,
             "steps": self.steps,
             "canaries": self.canaries,
-            "blind_tiers": list(self.blind_tiers),
+            "blind_tiers": list(self.underpowered_tiers),
             "alarms": [_as_dict(check) for check in self.alarms],
             "checks": [_as_dict(check) for check in self.checks],
         }
@@ -136,7 +135,7 @@ class Conformance:
 
 @dataclass
 class ConformanceTest:
-    """Takes in a run step by step and compares it with the canaries' plan."""
+    """A test that takes in a run step by step and compares it with the canaries' plan."""
 
     canaries: Canaries
     tensors: tuple[str, ...]
@@ -188,7 +187,7 @@ class ConformanceTest:
                 )
 
     def result(self) -> Conformance:
-        """What the run showed."""
+        """Return what the run showed."""
         if self._steps == 0:
             fail("Expected at least one step to compare with the plan. Got none.")
         checks = self._orthogonal_checks() if self.orthogonal else self._mean_checks()
@@ -201,14 +200,14 @@ class ConformanceTest:
 
     @property
     def _parts(self) -> tuple[str | None, ...]:
-        """What is looked at by itself: every tensor, and all of them together."""
+        """The parts that are tested by themselves: every tensor, and all of them together."""
         return (*self.tensors, None) if len(self.tensors) > 1 else self.tensors
 
     @property
     def _share(self) -> float:
         tiers = len(self.canaries.tiers)
         looks = 2 * tiers * len(self._parts) + 2 * tiers + len(self.tensors)
-        return shared(self.false_alarm_rate, looks)
+        return bonferroni(self.false_alarm_rate, looks)
 
     def _rates(self, round_index: int) -> FloatArray:
         planned = self.canaries.plan.rounds[round_index]
@@ -216,7 +215,7 @@ class ConformanceTest:
         return np.asarray(rates[self.canaries.level])
 
     def _groups(self, round_index: int) -> list[tuple[int, FloatArray, str, IntArray]]:
-        """Canaries with a record, and without, of every tier."""
+        """Return the canaries with a record, and without, of every tier."""
         rates = self._rates(round_index)
         groups = []
         for place in range(len(self.canaries.tiers)):
@@ -304,7 +303,7 @@ class ConformanceTest:
 
 
 def _part(values: FloatArray, tensor: int) -> FloatArray:
-    """Values of one tensor; past the last, of all tensors together."""
+    """Return the values of one tensor; past the last, of all tensors together."""
     return np.asarray(values[tensor] if tensor < len(values) else values.sum(axis=0))
 
 

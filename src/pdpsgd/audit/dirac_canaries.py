@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pdpsgd._typing import FloatArray
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
-from pdpsgd.audit.observed_run import Tamper, WatchedStep, watched_run
+from pdpsgd.audit.observed_run import ObservedStep, Tamper, observe_run
 from pdpsgd.gradients.clipping import CLIPPING_MARGIN
 from pdpsgd.sampling.source import RandomSource
 
@@ -27,7 +27,9 @@ OVERSHOOT = 10.0
 
 
 class DiracModule(nn.Module):
-    """A row for each canary, and as many that are nobody's, in every layer; the output is linear in the rows.
+    """An embedding with a row for each canary, and as many that are nobody's, in every layer.
+
+    The output is linear in the rows.
 
     The gradient of record i is the same at every step: `OVERSHOOT` times the clipping norm, spread evenly
     over row i of all layers.
@@ -41,13 +43,13 @@ class DiracModule(nn.Module):
             nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
 
     def forward(self, index: Tensor) -> Tensor:
-        """One number a record."""
+        """Return one number per record."""
         total = sum(layer(index).sum(dim=-1) for layer in self.layers)
         return self.slope * torch.as_tensor(total)
 
 
 def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of Dirac canaries: its gradient is the row itself."""
+    """Return the loss of Dirac canaries: its gradient is the row itself."""
     return outputs.mean()
 
 
@@ -64,7 +66,7 @@ def dirac_steps(
     plan = canaries.plan
     module = DiracModule(len(canaries), layers=layers, width=width, norm=_largest_norm(canaries))
     members = torch.from_numpy(np.flatnonzero(canaries.has_record))
-    steps = watched_run(
+    steps = observe_run(
         module=module,
         criterion=mean_output,
         records=(members, torch.zeros(len(members))),
@@ -81,19 +83,18 @@ def dirac_steps(
 
 
 def tensor_names(layers: int = 2) -> tuple[str, ...]:
-    """Names of the tensors that `dirac_steps` looks at, in their order."""
+    """Return the names of the tensors that `dirac_steps` looks at, in their order."""
     return tuple(f"layers.{place}.weight" for place in range(layers))
 
 
 def projections(seen: Observation) -> FloatArray:
-    """Each canary's projection on its own direction, in units of its contribution: 1 when drawn, plus
-    noise."""
+    """Return each canary's projection on its direction, in units of its contribution: 1 if sampled, plus noise."""
     squared = seen.products.sum(axis=0)
     return np.asarray(seen.dots.sum(axis=0) / np.where(squared > 0, squared, np.inf))
 
 
 def _observe(
-    step: WatchedStep, canaries: Canaries, lengths: FloatArray, layers: int, width: int
+    step: ObservedStep, canaries: Canaries, lengths: FloatArray, layers: int, width: int
 ) -> Observation:
     count = len(canaries)
     share = lengths / math.sqrt(layers * width)

@@ -1,4 +1,4 @@
-"""Example canaries: records as the model sees them (mislabelled ones, say), on a real network.
+"""Example canaries: records as the model sees them (mislabeled ones, say), on a real network.
 
 Their gradients change as the model trains, so before every step each canary's contribution is worked out by
 plain autograd on a copy of the network, which shares no code with the gradients that training uses.
@@ -17,15 +17,15 @@ from torch.func import functional_call, grad, vmap
 
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
-from pdpsgd.audit.observed_run import Criterion, Tamper, WatchedStep, watched_run
+from pdpsgd.audit.observed_run import Criterion, ObservedStep, Tamper, observe_run
 from pdpsgd.gradients.clipping import CLIPPING_MARGIN
 from pdpsgd.sampling.source import RandomSource
 
 
-def mislabelled(
+def mislabeled(
     inputs: Tensor, targets: Tensor, *, classes: int, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The same records with a wrong label each, so that only somebody who trained on them would expect it."""
+    """Return the same records with a wrong label each, which only somebody who trained on them would expect."""
     shift = torch.from_numpy(generator.integers(1, classes, size=len(targets)))
     return inputs, (targets + shift) % classes
 
@@ -64,7 +64,7 @@ def example_steps(
     def before_step(number: int) -> None:
         current[0] = contributions(module, round_index=int(np.searchsorted(ends, number, side="right")))
 
-    for step in watched_run(
+    for step in observe_run(
         module=module,
         criterion=criterion,
         records=records,
@@ -83,7 +83,7 @@ def example_steps(
 def losses(
     module: nn.Module, criterion: Criterion, examples: tuple[Tensor, Tensor]
 ) -> npt.NDArray[np.float64]:
-    """The loss of each example on its own: what is left to an attacker who sees the final model only."""
+    """Return the loss of each example: what is left to an attacker who sees the final model only."""
     was_training = module.training
     module.eval()
     with torch.no_grad():
@@ -99,8 +99,10 @@ def losses(
 
 
 class _Contributions:
-    """What each canary adds to the sum when it is drawn, by plain autograd: one matrix a tensor, a row a
-    canary."""
+    """The contribution of each canary to the sum when it is sampled, by plain autograd.
+
+    One matrix per tensor, with a row per canary.
+    """
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class _Contributions:
         return tuple(row * weights for row in rows)
 
 
-def _observe(step: WatchedStep, contributions: tuple[Tensor, ...], drawn: Tensor) -> Observation:
+def _observe(step: ObservedStep, contributions: tuple[Tensor, ...], drawn: Tensor) -> Observation:
     dots, products, energies, dimensions, room = [], [], [], [], []
     for noisy, rows in zip(step.noisy_sums, contributions, strict=True):
         flat = noisy.flatten().to(torch.float64)
@@ -157,7 +159,7 @@ def _observe(step: WatchedStep, contributions: tuple[Tensor, ...], drawn: Tensor
     )
 
 
-def _observe_attacked(step: WatchedStep, contributions: tuple[Tensor, ...]) -> Observation:
+def _observe_attacked(step: ObservedStep, contributions: tuple[Tensor, ...]) -> Observation:
     pairs = list(zip(step.noisy_sums, contributions, strict=True))
     none = np.zeros(len(pairs), dtype=np.int64)
     return Observation(

@@ -1,5 +1,4 @@
-"""The many-run audit: small models trained again and again, with and without a canary, and what an attack
-gets right.
+"""The many-run audit: small models trained repeatedly, with and without a canary.
 
 Three bounds come out of the same error rates. The first assumes nothing (Clopper-Pearson). The other two
 assume that the mechanism is what the code says and only how much noise there really is stands in doubt: a
@@ -20,13 +19,13 @@ from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting.history import History
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.audit.bounds import (
+    bonferroni,
     clopper_pearson_upper,
     epsilon_of_gaussian,
     gaussian_mu,
     many_runs_epsilon,
-    shared,
 )
-from pdpsgd.audit.canaries import Canaries, Tier, put_on_list, tiers_of
+from pdpsgd.audit.canaries import Canaries, Tier, add_canaries, tiers_of
 from pdpsgd.audit.dirac_canaries import dirac_steps
 from pdpsgd.audit.observed_run import Tamper
 from pdpsgd.audit.one_run import SIGNIFICANCE, is_gaussian
@@ -38,8 +37,9 @@ from pdpsgd.sampling.source import RandomSource
 
 @dataclass(frozen=True)
 class ManyRunsBound:
-    """What many runs showed of a tier: epsilon is at least `measured`, with `confidence` for all tiers
-    together.
+    """A lower bound from many runs: epsilon of a tier is at least `measured`.
+
+    `confidence` is for all tiers together.
 
     `gaussian` and `within_family` hold under the assumption that is named in the module's docstring; None
     where it does not apply.
@@ -76,15 +76,14 @@ def many_runs(
     source: Callable[[int], RandomSource] | None = None,
     tamper: Tamper | None = None,
 ) -> Iterator[tuple[Canaries, FloatArray]]:
-    """Train again and again with one Dirac canary in every tier; yield the canaries and their scores, run by
-    run.
+    """Train repeatedly with one Dirac canary per tier; yield the canaries and their scores, run by run.
 
     Guarantee: coins, draws and noise of the runs are independent, given a good random source.
     """
     generator = np.random.default_rng(seed)
     chosen = tiers_of(plan) if tiers is None else tiers
     for _ in range(runs):
-        canaries = put_on_list(plan, 1, generator, tiers=chosen)
+        canaries = add_canaries(plan, 1, generator, tiers=chosen)
         run_seed = int(generator.integers(2**62))
         own = RandomSource.from_seed(run_seed) if source is None else source(run_seed)
         scores = LikelihoodScores(canaries)
@@ -103,12 +102,12 @@ def many_run_bounds(
     tiers: Sequence[Tier] | None = None,
     significance: float = SIGNIFICANCE,
 ) -> tuple[ManyRunsBound, ...]:
-    """A lower bound on epsilon for each tier, from coins and scores (runs x tiers) and a threshold for each.
+    """Return a lower bound on epsilon per tier, from coins and scores (runs x tiers) and a threshold for each.
 
     With `balanced_thresholds` the bounds that assume a family are given too, at these thresholds.
 
-    Guarantee: with thresholds fixed before the runs (`rehearsed_threshold`, or chosen on other runs), the
-    chance that any tier's bound is above its epsilon is at most `significance`; Bonferroni over the tiers and
+    Guarantee: with thresholds fixed before the runs (`simulated_threshold`, or chosen on other runs), the
+    probability that any tier's bound is above its epsilon is at most `significance`; Bonferroni over the tiers and
     over the two thresholds.
     """
     tiers = tiers_of(plan) if tiers is None else tiers
@@ -116,7 +115,7 @@ def many_run_bounds(
         fail(
             f"Expected coins and scores of shape (runs, {len(tiers)}). Got {coins.shape} and {scores.shape}."
         )
-    each = shared(significance, len(tiers) * (1 if balanced_thresholds is None else 2))
+    each = bonferroni(significance, len(tiers) * (1 if balanced_thresholds is None else 2))
     bounds = []
     for place, tier in enumerate(tiers):
         own = coins[:, place], scores[:, place]
@@ -143,11 +142,10 @@ def many_run_bounds(
     return tuple(bounds)
 
 
-def rehearsed_threshold(
+def simulated_threshold(
     history: History, runs: int, *, delta: float, significance: float, balanced: bool = False, seed: int = 0
 ) -> float:
-    """The threshold that gives the best bound on scores simulated from a plan's history; fixed before any
-    run.
+    """Return the threshold with the best bound on scores simulated from a plan's history, before any run.
 
     The bound that assumes nothing is best at a threshold that is seldom passed; the bounds that assume a
     family where both kinds of error are about as frequent (`balanced`).
@@ -184,7 +182,7 @@ def family_epsilon(
     delta: float,
     significance: float,
 ) -> float:
-    """The lower bound on epsilon if the mechanism is the plan's own, at an unknown multiple of its noise.
+    """Return the lower bound on epsilon if the mechanism is the plan's, at an unknown multiple of its noise.
 
     Every multiple whose trade-off between the two error rates is better than what was seen is refuted; the
     answer is epsilon at the largest multiple that is not.
@@ -192,7 +190,7 @@ def family_epsilon(
     Guarantee: as `many_runs_epsilon`, for mechanisms of this family only: same rates, participation and
     steps, noise multiplied by any one number.
     """
-    half = shared(significance, 2)
+    half = bonferroni(significance, 2)
     false_positive_rate = clopper_pearson_upper(false_positives, negatives, half)
     false_negative_rate = clopper_pearson_upper(positives - true_positives, positives, half)
     account = accountant("pld")

@@ -1,5 +1,4 @@
-"""Membership inference by tier: how often somebody can tell from the model alone whether a person's record
-was used.
+"""Membership inference by tier: how often the model alone tells whether a person's record was used.
 
 The likelihood-ratio attack of Carlini et al. 2022 (arXiv 2112.03570) on a stack of shadow models: each model
 in turn is the target, the others show how confident models are about a person's record with and without it.
@@ -46,7 +45,7 @@ class MembershipResult:
     roc: tuple[tuple[float, float], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and for the report."""
+        """Return plain values, for JSON and for the report."""
         return {
             "tier": self.tier.name,
             "people": self.people,
@@ -79,7 +78,7 @@ def membership_by_tier(
 
 
 def confidences(outputs: Tensor, targets: Tensor) -> FloatArray:
-    """log(p / (1 - p)) of the right class, models x people: nearly normal, unlike losses or probabilities."""
+    """Return log(p / (1 - p)) of the right class, models x people: nearly normal, unlike losses."""
     logits = outputs.to(torch.float64)
     right = logits.gather(-1, targets.expand(logits.shape[0], -1)[..., None])[..., 0]
     others = logits.scatter(-1, targets.expand(logits.shape[0], -1)[..., None], -math.inf)
@@ -87,7 +86,7 @@ def confidences(outputs: Tensor, targets: Tensor) -> FloatArray:
 
 
 def likelihood_ratio_scores(values: FloatArray, members: BoolArray) -> FloatArray:
-    """Each model's log-likelihood ratio for each person, with normal fits on all other models.
+    """Return each model's log-likelihood ratio for each person, with normal fits on all other models.
 
     One variance for everybody with, and one for everybody without a record: with few models a variance per
     person is noise.
@@ -113,7 +112,7 @@ def likelihood_ratio_scores(values: FloatArray, members: BoolArray) -> FloatArra
 
 
 def roc_curve(inside: FloatArray, outside: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """False and true positive rates over all thresholds, rising."""
+    """Return false and true positive rates over all thresholds, rising."""
     thresholds = np.sort(np.concatenate([inside, outside]))[::-1]
     alarms = 1 - np.searchsorted(np.sort(outside), thresholds) / outside.size
     hits = 1 - np.searchsorted(np.sort(inside), thresholds) / inside.size
@@ -121,14 +120,14 @@ def roc_curve(inside: FloatArray, outside: FloatArray) -> tuple[FloatArray, Floa
 
 
 def true_positive_rate_at(inside: FloatArray, outside: FloatArray, false_positive_rate: float) -> float:
-    """The share of members found at a threshold that at most this share of non-members passes."""
+    """Return the share of members found at a threshold that at most this share of non-members passes."""
     alarms, hits = roc_curve(inside, outside)
     allowed = alarms <= false_positive_rate
     return float(hits[allowed].max(initial=0.0))
 
 
 def area_under_curve(inside: FloatArray, outside: FloatArray) -> float:
-    """The chance that a member scores above a non-member (half for ties).
+    """Return the probability that a member scores above a non-member (half for ties).
 
     >>> area_under_curve(np.array([1.0, 2.0]), np.array([0.0, 1.0]))
     0.875
@@ -138,8 +137,7 @@ def area_under_curve(inside: FloatArray, outside: FloatArray) -> float:
 
 
 def proven_limit(epsilon: float | None, delta: float, false_positive_rate: float) -> float | None:
-    """The most true positives that (epsilon, delta)-DP allows any attack at this false positive rate, both
-    orders."""
+    """Return the most true positives that (epsilon, delta)-DP allows at this false positive rate, both directions."""
     if epsilon is None:
         return None
     adding = math.exp(min(epsilon, 700.0)) * false_positive_rate + delta

@@ -1,5 +1,4 @@
-"""One audited training run: the package's own engine, loader and optimizer, with each step's noisy sum looked
-at."""
+"""One audited training run: the package's own engine, loader and optimizer, with each step's noisy sum observed."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ Tamper = Callable[[PrivacyEngine], None]
 
 
 @dataclass(frozen=True, eq=False)
-class WatchedStep:
-    """What an attacker who watches the training sees of a step: the noisy sum, tensor by tensor.
+class ObservedStep:
+    """The noisy sum of a step, tensor by tensor: all that an attacker who watches training sees of it.
 
     `noisy_sums` are what left the mechanism, before the division by the plan's public expected batch size.
     """
@@ -31,7 +30,7 @@ class WatchedStep:
     noisy_sums: tuple[Tensor, ...]
 
 
-def watched_run(
+def observe_run(
     *,
     module: nn.Module,
     criterion: Criterion,
@@ -44,7 +43,7 @@ def watched_run(
     source: RandomSource | None = None,
     before_step: Callable[[int], None] | None = None,
     tamper: Tamper | None = None,
-) -> Iterator[WatchedStep]:
+) -> Iterator[ObservedStep]:
     """Train as a user would, with the real engine, and yield every step after it was taken.
 
     `records` are inputs and targets. `before_step` is called with the step's number while the model is still
@@ -82,6 +81,6 @@ def watched_run(
                 for parameter in module.parameters()
                 if parameter.grad is not None
             )
-            yield WatchedStep(number, round_index, sums)
+            yield ObservedStep(number, round_index, sums)
     finally:
         engine.close()

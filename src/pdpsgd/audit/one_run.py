@@ -1,5 +1,4 @@
-"""The one-run audit (Steinke, Nasr, Jagielski 2023): many canaries, one training run, a lower bound for every
-tier.
+"""The one-run audit: many canaries, one training run, a lower bound per tier (Steinke, Nasr, Jagielski 2023).
 
 In every tier the canaries with the highest scores are guessed to have been in, those with the lowest to have
 been out, and the rest is left alone. How many are guessed decides how good the bound is; it is either fixed
@@ -17,7 +16,7 @@ import numpy as np
 
 from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting.history import History
-from pdpsgd.audit.bounds import one_run_epsilon, one_run_gaussian_epsilon, shared
+from pdpsgd.audit.bounds import bonferroni, one_run_epsilon, one_run_gaussian_epsilon
 from pdpsgd.audit.canaries import Canaries, Tier
 from pdpsgd.audit.scores import simulated_scores
 
@@ -38,8 +37,9 @@ RULES = tuple(
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """What one run showed of a tier: epsilon is at least `measured`, with `confidence` for all tiers
-    together.
+    """A lower bound from one run: epsilon of a tier is at least `measured`.
+
+    `confidence` is for all tiers together.
 
     `gaussian` is the higher bound that holds where the tier's mechanism is exactly Gaussian (everybody in
     every batch), else None. `success` is the share of guesses that were right.
@@ -61,8 +61,7 @@ class OneRunBound:
 
     @property
     def alarm(self) -> bool:
-        """Whether the bound is above what is proven, which says that the proof does not hold for this
-        code."""
+        """Whether the bound is above what is proven: then the proof does not hold for this code."""
         return self.tier.proven is not None and self.measured > self.tier.proven
 
 
@@ -73,13 +72,13 @@ def one_run_bounds(
     rules: Sequence[Rule] | None = None,
     significance: float = SIGNIFICANCE,
 ) -> tuple[OneRunBound, ...]:
-    """A lower bound on epsilon for each tier, from the scores of one run's canaries.
+    """Return a lower bound on epsilon for each tier, from the scores of one run's canaries.
 
-    `rules` has one rule for each tier, fixed before the run (`rehearsed_rule`); without it all of `RULES` are
+    `rules` has one rule for each tier, fixed before the run (`simulated_rule`); without it all of `RULES` are
     tried and paid for. Scores must not depend on the coins but through the run.
 
     Guarantee: if training is (epsilon_l, delta_l)-DP towards the canaries of every level l of a tier, the
-    chance that any tier's bound is above its largest epsilon is at most `significance` (`one_run_p_value`;
+    probability that any tier's bound is above its largest epsilon is at most `significance` (`one_run_p_value`;
     Bonferroni over tiers and over the rules that were tried).
     """
     # Ties must not be broken by anything that knows the coins: by a fixed shuffle.
@@ -89,7 +88,7 @@ def one_run_bounds(
         members = shuffle[canaries.tier[shuffle] == place]
         ordered = canaries.has_record[members[np.argsort(scores[members], kind="stable")]]
         tried = RULES if rules is None else (rules[place],)
-        each = shared(shared(significance, len(canaries.tiers)), len(tried))
+        each = bonferroni(bonferroni(significance, len(canaries.tiers)), len(tried))
         exactly_gaussian = all(is_gaussian(canaries.plan.history_of(level)) for level in tier.levels)
         found = [_apply(rule, ordered, tier, each, exactly_gaussian) for rule in tried]
         # Where nothing was shown, the rule with most guesses says best how the attack did.
@@ -109,26 +108,25 @@ def one_run_bounds(
     return tuple(bounds)
 
 
-def rehearsed_rule(
+def simulated_rule(
     history: History,
     canaries: int,
     *,
     delta: float,
     significance: float,
-    rehearsals: int = 10,
+    simulations: int = 10,
     seed: int = 0,
 ) -> Rule:
-    """The rule that gives the best bound on scores simulated from a plan's history; it costs nothing in the
-    audit.
+    """Return the rule with the best bound on scores simulated from a plan's history; it costs no significance.
 
     Guarantee: the choice depends on the plan and the seed only, so it is fixed in advance of the run.
     """
     generator = np.random.default_rng(seed)
-    coins, scores = simulated_scores(history, canaries * rehearsals, generator)
+    coins, scores = simulated_scores(history, canaries * simulations, generator)
     ordered = coins[np.argsort(scores)]
 
     def typical(rule: Rule) -> float:
-        guesses, correct = (round(count / rehearsals) for count in _count(rule, ordered))
+        guesses, correct = (round(count / simulations) for count in _count(rule, ordered))
         return one_run_epsilon(
             canaries=canaries,
             guesses=guesses,
@@ -141,8 +139,7 @@ def rehearsed_rule(
 
 
 def is_gaussian(history: History) -> bool:
-    """Whether somebody with this history is in every batch, so that the whole run is one Gaussian
-    mechanism."""
+    """Return whether a person with this history is in every batch, so that the run is one Gaussian mechanism."""
     return all(e.costs_nothing or (e.participation == 1 and e.sample_rate == 1) for e in history)
 
 
@@ -159,7 +156,7 @@ def _apply(
 
 
 def _count(rule: Rule, ordered: BoolArray) -> tuple[int, int]:
-    """Guesses and right guesses, for coins in rising order of scores."""
+    """Return guesses and right guesses, for coins in rising order of scores."""
     guessed_in, guessed_out = round(rule.share_in * ordered.size), int(rule.share_out * ordered.size)
     correct = int(ordered[ordered.size - guessed_in :].sum()) + int((~ordered[:guessed_out]).sum())
     return guessed_in + guessed_out, correct

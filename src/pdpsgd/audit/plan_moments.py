@@ -1,5 +1,4 @@
-"""Sums over a run and the moments they have if the plan is followed: the statistics of the conformance
-test."""
+"""Sums over a run, and the moments they have if the plan is followed: the statistics of the conformance test."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class RoundSums:
     """Sums over the steps of a round, for orthogonal canaries whose contributions do not change.
 
     `products` are the squared lengths of contributions (tensors x canaries), `dots` the summed projections on
-    them, `squares` the summed squares of each canary's centred projection over all tensors.
+    them, `squares` the summed squares of each canary's centered projection over all tensors.
     """
 
     products: FloatArray
@@ -27,8 +26,7 @@ class RoundSums:
     steps: int = 0
 
     def add(self, dots: FloatArray, expected_rates: FloatArray) -> None:
-        """One step; `expected_rates` is each canary's chance to contribute (zero for one without a
-        record)."""
+        """Add one step; `expected_rates` are the canaries' sampling rates (zero for one without a record)."""
         lengths = np.sqrt(np.maximum(self.products.sum(axis=0), 1e-300))
         self.dots += dots
         self.squares += (dots.sum(axis=0) / lengths - expected_rates * lengths) ** 2
@@ -56,8 +54,7 @@ class Mean:
         steps_like_this: int,
         significance: float,
     ) -> None:
-        """One step with contributions of its own; what it contributes was fixed before its draws and
-        noise."""
+        """Add one step whose contributions were fixed before its sampling and noise."""
         variance = gaussian_variance + float((rates * (1 - rates) * weights**2).sum())
         if variance == 0:
             return
@@ -83,7 +80,7 @@ class Mean:
         participation: FloatArray,
         steps: int,
     ) -> None:
-        """A whole round in which contributions stay the same."""
+        """Add a whole round in which contributions stay the same."""
         mean = participation * rates
         # Variance of steps * participation: draws within the round, and of taking part at all.
         draws = steps * participation * rates * (1 - rates)
@@ -104,7 +101,7 @@ class Mean:
             self.log_moments += betting.log_moment_rounds(self.lambdas, weights, rates, participation, steps)
 
     def p_value(self) -> float:
-        """How likely a sum at least so far from its expectation is if the plan is followed."""
+        """Return how likely a sum at least so far from its expectation is if the plan is followed."""
         if self.lambdas is None or self.log_moments is None:
             return 1.0
         return betting.p_value(self.value - self.expected, self.lambdas, self.log_moments)
@@ -121,25 +118,27 @@ class Square:
     count: int = 0
     parts: list[tuple[int, FloatArray, FloatArray, float]] = field(default_factory=list)
 
-    def add(self, value: float, count: int, chances: FloatArray, means: FloatArray, variance: float) -> None:
-        """So many squares (summed in `value`) of a number with these means and chances, plus normal noise."""
-        second = float(chances @ means**2)
-        fourth = float(chances @ means**4)
+    def add(
+        self, value: float, count: int, probabilities: FloatArray, means: FloatArray, variance: float
+    ) -> None:
+        """Add `count` squares, summed in `value`, of a variable with these means and probabilities plus noise."""
+        second = float(probabilities @ means**2)
+        fourth = float(probabilities @ means**4)
         self.value += value
         self.expected += count * (second + variance)
         self.variance += count * (fourth - second**2 + 4 * variance * second + 2 * variance**2)
         self.largest = max(self.largest, variance)
         self.count += count
-        self.parts.append((count, chances, means, variance))
+        self.parts.append((count, probabilities, means, variance))
 
     def p_value(self, significance: float) -> float:
-        """How likely a sum at least so far from its expectation is if the plan is followed."""
+        """Return how likely a sum at least so far from its expectation is if the plan is followed."""
         lambdas = betting.bets(self.variance, significance=significance)
         lambdas = np.minimum(lambdas, 0.25 / self.largest)
         log_moments = np.zeros_like(lambdas)
-        for count, chances, means, variance in self.parts:
+        for count, probabilities, means, variance in self.parts:
             log_moments += count * betting.log_moment_square(
-                lambdas, chances=chances, means=means, variance=variance
+                lambdas, probabilities=probabilities, means=means, variance=variance
             )
         return betting.p_value(self.value, lambdas, log_moments)
 
@@ -147,17 +146,17 @@ class Square:
 def add_squares(
     squares: tuple[Square, Square], seen: RoundSums, members: IntArray, exposure: Exposure, noise: float
 ) -> None:
-    """Squares of single steps, and of sums over the round, of one level's canaries that have a record."""
+    """Add squares of single steps, and of sums over the round, of one level's canaries that have a record."""
     spread, persistence = squares
     rate, participation, steps = exposure.sample_rate, exposure.participation, seen.steps
     lengths = np.sqrt(seen.products[:, members].sum(axis=0))
     length = float(lengths[0])
     if participation == 1:
-        chances, means = np.array([1 - rate, rate]), np.array([-rate, 1 - rate]) * length
-        spread.add(float(seen.squares[members].sum()), members.size * steps, chances, means, noise**2)
+        probabilities, means = np.array([1 - rate, rate]), np.array([-rate, 1 - rate]) * length
+        spread.add(float(seen.squares[members].sum()), members.size * steps, probabilities, means, noise**2)
     times = np.arange(steps + 1)
-    chances = participation * binom.pmf(times, steps, rate)
-    chances[0] += 1 - participation
+    probabilities = participation * binom.pmf(times, steps, rate)
+    probabilities[0] += 1 - participation
     means = np.asarray((times - steps * participation * rate) * length, dtype=np.float64)
     sums = seen.dots[:, members].sum(axis=0) / lengths - steps * participation * rate * length
-    persistence.add(float((sums**2).sum()), members.size, chances, means, steps * noise**2)
+    persistence.add(float((sums**2).sum()), members.size, probabilities, means, steps * noise**2)

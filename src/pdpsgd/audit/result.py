@@ -37,7 +37,7 @@ class AuditRow:
 class AuditResult:
     """The outcome of an audit.
 
-    Guarantee: if training keeps what the plan proves, the chance that any measured bound is above what is
+    Guarantee: if training keeps what the plan proves, the probability that any measured bound is above what is
     proven is at most 1 - `confidence`, and that any conformance test goes off is at most the sum of their
     stated rates. What is not claimed: that a low measured bound means little leaks; see docs/audit.md.
     """
@@ -59,7 +59,7 @@ class AuditResult:
         return bool(self.membership) or set(self.one_run) != {DIRAC}
 
     def without_data(self) -> AuditResult:
-        """What may be published: the attacks and tests that never touched people's records.
+        """Return what may be published: the attacks and tests that never touched people's records.
 
         Guarantee: depends on the plan, the canaries and the code only.
         """
@@ -84,14 +84,14 @@ class AuditResult:
         for name, conformance in self.conformance.items():
             found += [
                 f"{name}: {check.kind} of {check.subject} is {check.observed:.3g}, "
-                f"planned {check.expected:.3g} (chance {check.p_value:.1g})"
+                f"planned {check.expected:.3g} (p-value {check.p_value:.1g})"
                 for check in conformance.alarms
             ]
         return tuple(found)
 
     @property
     def rows(self) -> tuple[AuditRow, ...]:
-        """The table, one row a tier."""
+        """The table, one row per tier."""
         membership = {found.tier.name: found for found in self.membership}
         rows = []
         for place, tier in enumerate(self.tiers):
@@ -113,13 +113,13 @@ class AuditResult:
         return tuple(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and for the report page."""
+        """Return plain values, for JSON and for the report page."""
         return {
             "version": 1,
             "sensitive": self.sensitive,
             "passed": self.passed,
             "alarms": list(self.alarms),
-            "blind_tiers": list(self.blind_tiers),
+            "blind_tiers": list(self.underpowered_tiers),
             "confidence": self.confidence,
             "mechanism": self.mechanism,
             "plan": self.plan_digest,
@@ -175,7 +175,7 @@ class AuditResult:
         }
 
     def table(self) -> Table:
-        """The table for people."""
+        """Return the table for people to read."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
@@ -209,7 +209,7 @@ class AuditResult:
         return table
 
     def summary(self) -> str:
-        """What came out, in a few sentences."""
+        """Return the outcome in a few sentences."""
         lines = list(self.alarms) or ["No alarm: nothing measured is above what is proven."]
         for name, found in self.conformance.items():
             verdict = "does what the plan says" if found.passed else "DOES NOT do what the plan says"
@@ -217,14 +217,14 @@ class AuditResult:
                 f"{name}: training {verdict} ({len(found.checks)} checks, false alarms in "
                 f"{found.false_alarm_rate:g} of correct runs)."
             )
-        if self.blind_tiers:
-            lines.append(f"Too weak to notice a doubled rate in tier {', '.join(self.blind_tiers)}.")
+        if self.underpowered_tiers:
+            lines.append(f"Too weak to notice a doubled rate in tier {', '.join(self.underpowered_tiers)}.")
         return "\n".join(lines)
 
     @property
-    def blind_tiers(self) -> tuple[str, ...]:
+    def underpowered_tiers(self) -> tuple[str, ...]:
         """Tiers in which no conformance test would notice a doubled rate."""
-        blind = [set(found.blind_tiers) for found in self.conformance.values()]
+        blind = [set(found.underpowered_tiers) for found in self.conformance.values()]
         return tuple(tier.name for tier in self.tiers if all(tier.name in names for names in blind))
 
     def _bounds(self) -> list[tuple[str, tuple[OneRunBound, ...] | tuple[ManyRunsBound, ...]]]:

@@ -18,7 +18,7 @@ from pdpsgd.audit.dirac_canaries import projections
 
 
 class LikelihoodScores:
-    """Adds up Dirac canaries' log-likelihood ratios over a run."""
+    """Log-likelihood ratios of Dirac canaries, added up over a run."""
 
     def __init__(self, canaries: Canaries) -> None:
         self.canaries = canaries
@@ -39,7 +39,7 @@ class LikelihoodScores:
         self._in_round += step_log_ratio(projections(seen), rates, noise)
 
     def scores(self) -> FloatArray:
-        """Each canary's log-likelihood ratio over all steps taken in so far."""
+        """Return each canary's log-likelihood ratio over all steps so far."""
         self._end_round()
         return self._ended.copy()
 
@@ -52,7 +52,7 @@ class LikelihoodScores:
 
 
 class ProjectionScores:
-    """Adds up example canaries' projections on their own gradients over a run, in units of contributions.
+    """Projections of example canaries on their own gradients, added up over a run, in units of contributions.
 
     On a real network other records lie along the same directions, so there is no exact likelihood to compare.
     """
@@ -67,15 +67,14 @@ class ProjectionScores:
         self._total += seen.dots.sum(axis=0) / np.sqrt(np.maximum(squared, 1e-12))
 
     def scores(self) -> FloatArray:
-        """Each canary's summed projection."""
+        """Return each canary's summed projection."""
         return self._total.copy()
 
 
 def simulated_scores(
     history: History, canaries: int, generator: np.random.Generator
 ) -> tuple[BoolArray, FloatArray]:
-    """Coins and scores of so many Dirac canaries with this history, if the plan is followed, without
-    training.
+    """Return coins and scores of Dirac canaries with this history, if the plan is followed, without training.
 
     Given everything else, Dirac canaries are independent: what lies along each is its draws and noise alone.
     """
@@ -95,13 +94,12 @@ def simulated_scores(
 
 
 def step_log_ratio(seen: FloatArray, rates: npt.ArrayLike, noise: npt.ArrayLike) -> FloatArray:
-    """log of (1 - q + q exp((2x - 1) / (2 s^2))): what a projection x of one step says for the record being
-    there."""
+    """Return log(1 - q + q exp((2x - 1) / (2 s^2))): the evidence of one step's projection x for the record."""
     exponent = (2 * seen - 1) / (2 * np.square(noise))
     return mixed(np.asarray(rates), exponent)
 
 
-def mixed(chance: npt.ArrayLike, exponent: FloatArray) -> FloatArray:
-    """log(1 - p + p e^x)."""
+def mixed(probability: npt.ArrayLike, exponent: FloatArray) -> FloatArray:
+    """Return log(1 - p + p e^x)."""
     with np.errstate(divide="ignore"):
-        return np.asarray(np.logaddexp(np.log1p(-np.asarray(chance)), np.log(chance) + exponent))
+        return np.asarray(np.logaddexp(np.log1p(-np.asarray(probability)), np.log(probability) + exponent))

@@ -1,5 +1,4 @@
-"""Shadow models: many small models trained by the same plan at once, each on its own coins for whose records
-are there.
+"""Shadow models: many small models trained by the same plan at once, each with its own coins for records.
 
 All models are one stack of parameters. A step draws every model's own Poisson batch, takes all per-example
 gradients with torch.func, clips each to its person's norm, adds every model's own noise and moves all models
@@ -37,7 +36,7 @@ class ShadowModels:
     members: BoolArray
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Every model's outputs for the same inputs: models x inputs x classes."""
+        """Return every model's outputs for the same inputs: models x inputs x classes."""
 
         def one(parameters: dict[str, Tensor]) -> Tensor:
             return torch.as_tensor(functional_call(self.template, parameters, (inputs,)))
@@ -64,7 +63,7 @@ def train_shadow_models(
     seed: int = 0,
     each_step: Callable[[int], None] | None = None,
 ) -> ShadowModels:
-    """Train so many models by the plan, person i of the list having record i in a model by a fair coin.
+    """Train this many models by the plan; person i has record i in a model by a fair coin.
 
     `learning_rate` is a number, or a function of the share of steps done. Without its record a person keeps
     the place on the list, is drawn and contributes nothing.
@@ -112,7 +111,7 @@ def clipped_sums(
     planned: Round,
     plan: Plan,
 ) -> dict[str, Tensor]:
-    """Every model's sum of clipped gradients over its own drawn people (models x people)."""
+    """Return every model's sum of clipped gradients over its own sampled people (models x people)."""
     size = int(drawn.sum(axis=1).max())
     if size == 0:
         return {name: torch.zeros_like(value) for name, value in parameters.items()}

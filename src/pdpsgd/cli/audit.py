@@ -123,7 +123,7 @@ def audit(
       pdpsgd audit plan.json --canaries 5000 --runs 2000 --seed 1
     """
     from pdpsgd.audit.auditing import audit as run_audit
-    from pdpsgd.audit.subjects import named_in, plan_and_settings, subject_of
+    from pdpsgd.audit.targets import named_in, plan_and_settings, target_of
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if not 0 < confidence < 1:
@@ -132,9 +132,9 @@ def audit(
         check_one_of((".svg", ".png", ".html"), chart=chart.suffix)
     plan, settings = plan_and_settings(run)
     data = data or _benchmark(named_in(settings, "data"))
-    subject = None
+    target = None
     if data is not None:
-        subject = subject_of(
+        target = target_of(
             plan,
             data,
             model=model or named_in(settings, "model"),
@@ -147,7 +147,7 @@ def audit(
     with screen.bars() as progress:
         result = run_audit(
             plan,
-            subject,
+            target,
             canaries=canaries,
             example_canaries=example_canaries,
             runs=runs,
@@ -160,7 +160,7 @@ def audit(
         )
     screen.table(result.table())
     screen.say(result.summary())
-    if subject is None:
+    if target is None:
         screen.say("Audited: the mechanism alone. With --data, the network and its training too.")
     elif named_in(settings, "augment"):
         screen.say(f"Audited without the run's augmentation ({settings['augment']}): records as they are.")

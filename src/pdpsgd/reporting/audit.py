@@ -10,7 +10,7 @@ from pdpsgd.reporting.charts.audit import proven_against_measured
 
 
 def audit_parts(audit: Mapping[str, Any]) -> list[str]:
-    """What `audit.json` of a run folder says. Nothing in that file was computed from people's records."""
+    """Return what `audit.json` of a run folder says. Nothing in that file was computed from people's records."""
     passed = "No alarm went off." if audit["passed"] else "An alarm went off: " + " ".join(audit["alarms"])
     rows = [
         (

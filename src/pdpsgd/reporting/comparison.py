@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def comparison_page(made: Comparison) -> str:
-    """The page as text."""
+    """Return the page as text."""
     sections = [
         parts.Section("Overview", "At a glance", *_overview(made)),
         parts.Section("Promise", "What is promised, proven and used", *_promise(made)),
@@ -90,7 +90,7 @@ def _promise(made: Comparison) -> list[str]:
     text = (
         "Uniform training (dp-sgd) treats everybody as the strictest person asks, and leaves unused what "
         "others allow. "
-        "Personalized training draws each person as often as their own budget allows."
+        "Personalized training samples each person as often as their own budget allows."
     )
     if not rows:
         return [parts.paragraph(text)]

@@ -26,7 +26,7 @@
   const root = document.documentElement;
   const isDark = () =>
     (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const label = () => { button.textContent = isDark() ? "Light colours" : "Dark colours"; };
+  const label = () => { button.textContent = isDark() ? "Light colors" : "Dark colors"; };
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; label(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", label);
   label();

@@ -19,7 +19,7 @@ SECURITY_POLICY = (
 
 
 def page(*, title: str, kind: str, verdict: str, sections: Iterable[Section]) -> str:
-    """The whole file."""
+    """Return the whole file."""
     parts = list(sections)
     links = "".join(f'<li><a href="#{part.key}">{escape(part.short)}</a></li>' for part in parts)
     body = "".join(part.html() for part in parts)
@@ -59,14 +59,14 @@ class Section:
         self.key, self.short, self.title, self.parts = short.lower().replace(" ", "-"), short, title, parts
 
     def html(self) -> str:
-        """The section with its heading."""
+        """Return the section with its heading."""
         heading = f'<h2 id="{self.key}-title">{escape(self.title)}</h2>'
         inside = "".join(self.parts)
         return f'<section id="{self.key}" aria-labelledby="{self.key}-title">{heading}{inside}</section>'
 
 
 def verdict(good: bool, headline: str, text: str) -> str:
-    """The first thing to read: whether all is well, in words and with a sign."""
+    """Return the first thing to read: whether all is well, in words and with a sign."""
     sign = "✓" if good else "!"
     state = "good" if good else "bad"
     return (
@@ -76,24 +76,24 @@ def verdict(good: bool, headline: str, text: str) -> str:
 
 
 def paragraph(text: str, *, kind: str = "") -> str:
-    """A paragraph of plain text."""
+    """Return a paragraph of plain text."""
     attribute = f' class="{kind}"' if kind else ""
     return f"<p{attribute}>{escape(text)}</p>"
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list of plain sentences."""
+    """Return a list of plain sentences."""
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def figures(pairs: Iterable[tuple[str, str]]) -> str:
-    """Key figures, each with what it is."""
+    """Return key figures, each with what it is."""
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
     return f'<dl class="figures">{cells}</dl>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
-    """A table; the first column names the row."""
+    """Return a table; the first column names the row."""
     header = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
@@ -108,7 +108,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -
 def series_table(
     rows: Iterable[Mapping[str, Any]], *, series: str, value: str, form: str, caption: str
 ) -> str:
-    """Values over the steps: a row a step, a column a series."""
+    """Return values over the steps: a row per step, a column per series."""
     found = list(rows)
     names = list(dict.fromkeys(row[series] for row in found))
     by_step: dict[int, dict[str, str]] = {}
@@ -119,17 +119,17 @@ def series_table(
 
 
 def folded(summary: str, inside: str) -> str:
-    """Something to open."""
+    """Return something to open."""
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 
 def code(text: str) -> str:
-    """Commands or Python, as they are typed."""
+    """Return commands or Python, as they are typed."""
     return f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
 
 
 def chart(made: Any, *, title: str, describe: str, data: str = "") -> str:
-    """An interactive chart with its caption, and its data as a table to open."""
+    """Return an interactive chart with its caption, and its data as a table to open."""
     spec = styled(made.properties(width="container"), PAGE).properties(description=describe).to_dict()
     spec.pop("$schema", None)
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -144,7 +144,7 @@ def chart(made: Any, *, title: str, describe: str, data: str = "") -> str:
 
 
 def settings_table(settings: Mapping[str, Any], *, caption: str) -> str:
-    """Names and values, nested ones with a dot."""
+    """Return names and values, nested ones with a dot."""
     return table(("setting", "value"), _flat(settings), caption=caption)
 
 
@@ -159,12 +159,12 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 
 
 def _file(name: str) -> str:
-    return files("pdpsgd.reporting").joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, bundled offline."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script, bundled offline."""
     import vl_convert
 
     bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]

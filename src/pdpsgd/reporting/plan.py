@@ -20,7 +20,7 @@ MOST_LEVELS_VERIFIED = 64
 
 @dataclass(frozen=True)
 class Check:
-    """What the independent accountant said: how much of the tightest promise is used, or what is wrong."""
+    """The verdict of the independent accountant: how much of the tightest promise is used, or what is wrong."""
 
     tightest: float | None = None
     broken: str | None = None
@@ -39,7 +39,7 @@ def check_of(plan: Plan) -> Check:
 
 
 def promise_parts(plan: Plan) -> list[str]:
-    """What each level was promised, and what is proven for it."""
+    """Say what each level was promised, and what is proven for it."""
     describe = f"Epsilon promised and proven for {len(plan.levels)} levels."
     made = [
         parts.paragraph(
@@ -66,7 +66,7 @@ def promise_parts(plan: Plan) -> list[str]:
 def _promise_table(plan: Plan) -> str:
 
     return parts.table(
-        ("epsilon promised", "people", "epsilon proven", "used", "chance per step", "delta"),
+        ("epsilon promised", "people", "epsilon proven", "used", "sampling rate", "delta"),
         [
             (
                 span(row.epsilon),
@@ -79,12 +79,12 @@ def _promise_table(plan: Plan) -> str:
             for row in table_rows(plan.levels, plan.rounds)
         ],
         caption="Promised and proven, level by level"
-        + ("; neighbouring levels together" if len(plan.levels) > 24 else ""),
+        + ("; adjacent levels together" if len(plan.levels) > 24 else ""),
     )
 
 
 def used_parts(plan: Plan) -> list[str]:
-    """How much of what people allow is used, and when it is spent."""
+    """Say how much of what people allow is used, and when it is spent."""
 
     allowed, used = allowed_and_used(plan.levels)
     if used is None or not allowed:
@@ -114,23 +114,23 @@ def used_parts(plan: Plan) -> list[str]:
 
 
 def schedule_parts(plan: Plan) -> list[str]:
-    """How often people are drawn, and under how much noise."""
+    """Say how often people are sampled, and with which noise multiplier."""
     noise = [r.noise_multiplier for r in plan.rounds]
     batch = math.fsum(r.steps * r.expected_batch_size for r in plan.rounds) / plan.steps
     rounds = "" if len(noise) == 1 else f" in the first round, {noise[-1]:.3g} in the last"
     made = [
         parts.paragraph(
-            "At each step every person is drawn by their own chance; whoever allows more is drawn more "
+            "At each step every person is sampled at their own rate; those who allow more are sampled more "
             f"often. Noise of {noise[0]:.3g} times the largest contribution of one person{rounds} is added "
-            f"to the sum of what the drawn people contribute. On average {batch:,.0f} people are drawn at a "
-            "step; the drawn numbers themselves stay secret."
+            f"to the sum of the clipped gradients of the sampled people. On average {batch:,.0f} people are sampled at "
+            "a step; the actual numbers stay secret."
         )
     ]
     made.append(
         parts.chart(
             charts.rates_chart(plan, PAGE).properties(height=220),
-            title="Chance to be drawn at a step",
-            describe="Chance per step to be drawn, by what people allow.",
+            title="Sampling rate",
+            describe="Sampling rate, by what people allow.",
         )
     )
     if len(plan.rounds) > 1:
@@ -160,7 +160,7 @@ def schedule_parts(plan: Plan) -> list[str]:
 
 
 def verify_parts(plan: Plan, check: Check) -> list[str]:
-    """How anybody can check the promise, and what a check has said."""
+    """Say how anybody can check the promise, and what a check has found."""
     commands = "pdpsgd plan plan.json --verify"
     python = "\n".join(
         (

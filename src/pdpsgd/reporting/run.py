@@ -43,7 +43,7 @@ def write_run_report(folder: str | Path, output: str | Path | None = None) -> Pa
 
 
 def run_page(run: Run) -> str:
-    """The page as text."""
+    """Return the page as text."""
     name = str(run.settings.get("data") or run.name)
     check = check_of(run.plan)
     sections = [
@@ -52,7 +52,7 @@ def run_page(run: Run) -> str:
         parts.Section("Use", "How much of what people allow was used", *used_parts(run.plan)),
         parts.Section(
             "Rates and noise",
-            "How often people were drawn, and under how much noise",
+            "How often people were sampled, and with how much noise",
             *schedule_parts(run.plan),
         ),
         parts.Section("Accuracy", "How good the model is", *_accuracy(run)),
@@ -148,7 +148,7 @@ def _accuracy(run: Run) -> list[str]:
 
 
 def accuracy_rows(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The line over all test people, and one for each tier where there are few."""
+    """Return the line over all test people, and one for each tier where there are few."""
     rows = []
     for record in history:
         if record.get("test_accuracy") is None:

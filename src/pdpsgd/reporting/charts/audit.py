@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 
 def proven_against_measured(result: AuditResult | dict[str, Any]) -> alt.LayerChart | alt.FacetChart:
-    """For each tier: what is promised, what is proven, and what attacks showed. Takes a result or its
-    `to_dict()`."""
+    """Draw what is promised, proven and measured for each tier, from a result or its `to_dict()`."""
     import altair as alt
 
     audit = result if isinstance(result, dict) else result.to_dict()
@@ -53,7 +52,7 @@ def proven_against_measured(result: AuditResult | dict[str, Any]) -> alt.LayerCh
 
 
 def membership_curves(result: AuditResult | dict[str, Any]) -> alt.LayerChart | alt.FacetChart | None:
-    """The attack's ROC curve for each tier, both axes on a log scale; None where no such attack was made."""
+    """Draw the attack's ROC curve for each tier, both axes on a log scale; None where no such attack was made."""
     import altair as alt
 
     audit = result if isinstance(result, dict) else result.to_dict()

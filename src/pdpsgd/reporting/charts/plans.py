@@ -1,4 +1,4 @@
-"""Charts of a plan: who allows what, how often they are drawn, with which noise, and what they will have spent."""
+"""Charts of a plan: who allows what, sampling rates, noise multipliers, and spending over the steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdpsgd.reporting.charts.style import (
     Rows,
     altair_module,
     data_of,
-    levels_colour,
+    levels_color,
     save,
 )
 
@@ -27,7 +27,7 @@ POINTS_OF_SPENDING = 13
 
 
 def save_plan_chart(plan: Plan, path: Path, *, palette: Palette = PAPER) -> None:
-    """Budgets, rates and spending of a plan in one picture: `.svg`, `.png` or a self-contained `.html`."""
+    """Write budgets, rates and spending of a plan as one picture: `.svg`, `.png` or a self-contained `.html`."""
     kind = path.suffix.lower().lstrip(".")
     if kind not in ("svg", "png", "html"):
         fail(f"Expected a chart file that ends in .svg, .png or .html. Got {str(path)!r}.")
@@ -43,13 +43,13 @@ def save_plan_chart(plan: Plan, path: Path, *, palette: Palette = PAPER) -> None
 
 
 def level_name(epsilon: float, delta: float, deltas: int) -> str:
-    """How a level is called: by its epsilon, and by its delta where there are several."""
+    """Return the name of a level: its epsilon, and its delta where there are several."""
     name = "no limit" if math.isinf(epsilon) else f"ε {epsilon:.4g}"
     return name if deltas <= 1 else f"{name}, δ {delta:.2g}"
 
 
 def level_names(plan: Plan) -> list[str]:
-    """Names of all levels of a plan, all different."""
+    """Return names of all levels of a plan, all different."""
     deltas = len({level.delta for level in plan.levels})
     names: list[str] = []
     for level in plan.levels:
@@ -60,7 +60,7 @@ def level_names(plan: Plan) -> list[str]:
 
 
 def selected_levels(plan: Plan, most: int = MOST_LINES) -> list[int]:
-    """At most so many levels that are used at all, from the strictest to the most generous."""
+    """Return at most this many of the levels that are used, from the strictest to the most generous."""
     used = [
         index
         for index, level in enumerate(plan.levels)
@@ -73,7 +73,7 @@ def selected_levels(plan: Plan, most: int = MOST_LINES) -> list[int]:
 
 
 def spending(plan: Plan) -> list[dict[str, Any]]:
-    """What a few levels will have spent after some of the steps, by the plan's accountant."""
+    """Return what a few levels will have spent after some of the steps, by the plan's accountant."""
     from pdpsgd.accounting.registry import accountant
 
     account, names = accountant(plan.accountant), level_names(plan)
@@ -98,7 +98,7 @@ def spending(plan: Plan) -> list[dict[str, Any]]:
 
 
 def budgets_chart(plan: Plan, palette: Palette) -> Chart:
-    """How many people allow how much."""
+    """Draw how many people allow how much."""
     alt = altair_module()
 
     rows = [
@@ -118,7 +118,7 @@ def budgets_chart(plan: Plan, palette: Palette) -> Chart:
 
 
 def promise_chart(plan: Plan, palette: Palette) -> Chart:
-    """Promised against proven, level by level."""
+    """Draw promised against proven, level by level."""
     alt = altair_module()
 
     names = level_names(plan)
@@ -155,7 +155,7 @@ def promise_chart(plan: Plan, palette: Palette) -> Chart:
 
 
 def rates_chart(plan: Plan, palette: Palette) -> Chart:
-    """The chance to be drawn at a step: by level, or over the rounds if there are several."""
+    """Draw the sampling rate: by level, or over the rounds if there are several."""
     alt = altair_module()
 
     names = level_names(plan)
@@ -175,7 +175,7 @@ def rates_chart(plan: Plan, palette: Palette) -> Chart:
             .mark_line(color=palette.accent, point={"color": palette.accent, "size": 60, "filled": True})
             .encode(
                 x=alt.X("epsilon:Q", title="epsilon that people allow"),
-                y=alt.Y("rate:Q", title="chance per step"),
+                y=alt.Y("rate:Q", title="sampling rate"),
                 tooltip=[
                     "epsilon:Q",
                     alt.Tooltip("rate:Q", format=".5f"),
@@ -197,15 +197,15 @@ def rates_chart(plan: Plan, palette: Palette) -> Chart:
         .mark_line(strokeWidth=2)
         .encode(
             x=alt.X("step:Q", title="step"),
-            y=alt.Y("rate:Q", title="chance per step"),
-            color=levels_colour([names[i] for i in chosen], palette),
+            y=alt.Y("rate:Q", title="sampling rate"),
+            color=levels_color([names[i] for i in chosen], palette),
             tooltip=["level:N", "round:Q", alt.Tooltip("rate:Q", format=".5f")],
         )
     )
 
 
 def noise_chart(plan: Plan, palette: Palette) -> Chart:
-    """The noise of each round."""
+    """Draw the noise multiplier of each round."""
     alt = altair_module()
 
     rows: list[dict[str, Any]] = []
@@ -226,17 +226,17 @@ def noise_chart(plan: Plan, palette: Palette) -> Chart:
 
 
 def spending_chart(rows: Rows, palette: Palette) -> Chart:
-    """Epsilon spent over the steps, for a few levels; a thin line marks what was promised."""
+    """Draw epsilon spent over the steps, for a few levels; a thin line marks what was promised."""
     alt = altair_module()
 
     names = list(dict.fromkeys(row["level"] for row in rows))
-    colour = levels_colour(names, palette)
+    color = levels_color(names, palette)
     data = alt.Chart(data_of(rows))
     lines = data.mark_line(strokeWidth=2, point={"size": 28, "filled": True}).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y("spent:Q", title="epsilon spent"),
-        color=colour,
+        color=color,
         tooltip=["level:N", "step:Q", alt.Tooltip("spent:Q", format=".4f"), "promised:Q"],
     )
-    limits = data.mark_line(strokeDash=[3, 3], strokeWidth=1).encode(x="step:Q", y="promised:Q", color=colour)
+    limits = data.mark_line(strokeDash=[3, 3], strokeWidth=1).encode(x="step:Q", y="promised:Q", color=color)
     return limits + lines

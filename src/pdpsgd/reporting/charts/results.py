@@ -13,9 +13,9 @@ from pdpsgd.reporting.charts.style import (
     Rows,
     altair_module,
     data_of,
-    levels_colour,
+    levels_color,
     save,
-    series_colour,
+    series_color,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def save_comparison_chart(comparison: Comparison, path: Path, *, palette: Palette = PAPER) -> None:
-    """What each mechanism uses of what people allow, and how good it is, in one picture."""
+    """Write what each mechanism uses of what people allow, and its accuracy, as one picture."""
     altair = altair_module()
     used = used_chart(used_rows(comparison), palette).properties(
         title="How much of what each tier allows is used", width=520
@@ -33,7 +33,7 @@ def save_comparison_chart(comparison: Comparison, path: Path, *, palette: Palett
 
 
 def used_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """What each mechanism uses of each tier's epsilon, where it is proven."""
+    """Return what each mechanism uses of each tier's epsilon, where it is proven."""
     return [
         {
             "mechanism": outcome.mechanism,
@@ -49,7 +49,7 @@ def used_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Accuracy of each run, and each mechanism's mean."""
+    """Return the accuracy of each run, and each mechanism's mean."""
     return [
         {"mechanism": outcome.mechanism, "seed": str(seed), "value": value, "mean": outcome.accuracy}
         for outcome in comparison.outcomes
@@ -58,11 +58,11 @@ def seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
-    """Accuracy over steps, a line a series; `rows` have step, series and value."""
+    """Draw accuracy over steps, a line per series; `rows` have step, series and value."""
     alt = altair_module()
 
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour = series_colour(names, palette)
+    color = series_color(names, palette)
     return (
         alt.Chart(data_of(rows))
         .mark_line(strokeWidth=2, point={"size": 28, "filled": True})
@@ -71,22 +71,22 @@ def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
             y=alt.Y(
                 "value:Q", title=y_title, axis=alt.Axis(format="%"), scale=alt.Scale(zero=False, nice=True)
             ),
-            color=colour,
+            color=color,
             tooltip=["series:N", "step:Q", alt.Tooltip("value:Q", format=".1%")],
         )
     )
 
 
 def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
-    """Accuracy of groups with 95 % intervals; `rows` have group, series, value, low, high, people."""
+    """Draw accuracy of groups with 95 % intervals; `rows` have group, series, value, low, high, people."""
     alt = altair_module()
 
     names = list(dict.fromkeys(row["series"] for row in rows))
     groups = list(dict.fromkeys(row["group"] for row in rows))
     several = len(names) > 1
-    colour = series_colour(names, palette)
+    color = series_color(names, palette)
     more = {"yOffset": alt.YOffset("series:N", sort=names)} if several else {}
-    base = alt.Chart(data_of(rows)).encode(y=alt.Y("group:N", sort=groups, title=None), color=colour, **more)
+    base = alt.Chart(data_of(rows)).encode(y=alt.Y("group:N", sort=groups, title=None), color=color, **more)
     tooltip = [
         "group:N",
         "series:N",
@@ -103,7 +103,7 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
 
 
 def seeds_chart(rows: Rows, palette: Palette) -> Chart:
-    """Accuracy of each mechanism: a dot a seed, a mark at the mean.
+    """Draw the accuracy of each mechanism: a dot per seed, a mark at the mean.
 
     `rows` have mechanism, seed, value, mean.
     """
@@ -131,8 +131,7 @@ def seeds_chart(rows: Rows, palette: Palette) -> Chart:
 
 
 def used_chart(rows: Rows, palette: Palette) -> Chart:
-    """How much of each tier's epsilon a mechanism uses; `rows` have mechanism, tier, used, proven,
-    promised."""
+    """Draw the share of each tier's epsilon in use; `rows` have mechanism, tier, used, proven, promised."""
     alt = altair_module()
 
     tiers = list(dict.fromkeys(row["tier"] for row in rows))
@@ -144,7 +143,7 @@ def used_chart(rows: Rows, palette: Palette) -> Chart:
             y=alt.Y("mechanism:N", sort=names, title=None),
             yOffset=alt.YOffset("tier:N", sort=tiers),
             x=alt.X("used:Q", title="share of what people allow that is used", axis=alt.Axis(format="%")),
-            color=levels_colour(tiers, palette, title="tier"),
+            color=levels_color(tiers, palette, title="tier"),
             tooltip=["mechanism:N", "tier:N", alt.Tooltip("used:Q", format=".1%"), "proven:Q", "promised:Q"],
         )
         .properties(height=max(90, 22 * len(tiers) * len(names)))
@@ -152,7 +151,7 @@ def used_chart(rows: Rows, palette: Palette) -> Chart:
 
 
 def interval(right: float, people: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a share of so many people."""
+    """Return Wilson's 95 % interval for a share of this many people."""
     if people == 0:
         return 0.0, 1.0
     z = 1.959964

@@ -1,4 +1,4 @@
-"""How charts look: colours by what they are for, quiet axes, and files of them.
+"""The look of charts: colors by what they are for, quiet axes, and writing files.
 
 Colours come from a palette, so that the page can hand in CSS variables and follow light, dark and print.
 """
@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours by what they are for; levels run from the strictest budget to the most generous."""
+    """Colors by what they are for; levels run from the strictest budget to the most generous."""
 
     ink: str = "#1f2430"
     muted: str = "#5f6778"
@@ -38,7 +38,7 @@ class Palette:
     )
 
     def of_levels(self, count: int) -> list[str]:
-        """So many of the level colours, spread over the ramp."""
+        """Return this many of the level colors, spread over the ramp."""
         if count <= 1:
             return [self.accent]
         return [self.levels[round(i * (len(self.levels) - 1) / (count - 1))] for i in range(count)]
@@ -57,7 +57,7 @@ PAGE = Palette(
 
 
 def styled(chart: Chart, palette: Palette, *, background: str | None = None) -> Chart:
-    """The chart with quiet axes in the palette's colours."""
+    """Return the chart with quiet axes in the palette's colors."""
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
     text = {"labelColor": palette.muted, "titleColor": palette.ink, "labelFont": font, "titleFont": font}
     return (
@@ -79,22 +79,22 @@ def styled(chart: Chart, palette: Palette, *, background: str | None = None) -> 
     )
 
 
-def levels_colour(names: list[str], palette: Palette, *, title: str | None = None) -> Any:
-    """Colours of levels or tiers, from the strictest on, with a legend."""
-    return _colour("level" if title is None else title, names, palette.of_levels(len(names)), title=title)
+def levels_color(names: list[str], palette: Palette, *, title: str | None = None) -> Any:
+    """Return the colors of levels or tiers, from the strictest on, with a legend."""
+    return _color("level" if title is None else title, names, palette.of_levels(len(names)), title=title)
 
 
-def series_colour(names: list[str], palette: Palette) -> Any:
-    """Colours that tell series apart, with a legend; a single one needs none."""
-    colours = [palette.series[i % len(palette.series)] for i in range(len(names))]
-    return _colour("series", names, colours) if len(names) > 1 else altair_module().value(palette.accent)
+def series_color(names: list[str], palette: Palette) -> Any:
+    """Return colors that tell series apart, with a legend; a single one needs none."""
+    colors = [palette.series[i % len(palette.series)] for i in range(len(names))]
+    return _color("series", names, colors) if len(names) > 1 else altair_module().value(palette.accent)
 
 
-def _colour(field: str, names: list[str], colours: list[str], *, title: str | None = None) -> Any:
-    """Colours in the order of the names, with a legend that fits a phone."""
+def _color(field: str, names: list[str], colors: list[str], *, title: str | None = None) -> Any:
+    """Return colors in the order of the names, with a legend that fits a phone."""
     alt = altair_module()
     columns = max(1, 42 // (max(map(len, names), default=1) + 4))
-    scale = alt.Scale(domain=names, range=colours)
+    scale = alt.Scale(domain=names, range=colors)
     return alt.Color(f"{field}:N", sort=names, title=title, scale=scale, legend=alt.Legend(columns=columns))
 
 
@@ -110,13 +110,12 @@ def save(picture: Chart, path: Path, palette: Palette) -> None:
 
 
 def altair_module() -> Any:
-    """Altair, loaded when a chart is drawn; its own types are too fine for building encodings step by
-    step."""
+    """Import Altair when a chart is drawn; its own types are too fine for building encodings step by step."""
     import altair
 
     return altair
 
 
 def data_of(rows: Rows) -> Any:
-    """Rows as a chart takes them."""
+    """Return rows as a chart takes them."""
     return altair_module().Data(values=list(rows))

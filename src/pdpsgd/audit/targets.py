@@ -1,5 +1,4 @@
-"""What to audit, from files and names: a plan from a file or a run folder, its training from a benchmark's
-name."""
+"""What to audit, from files and names: a plan from a file or a run folder, training from a benchmark's name."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from pdpsgd.audit.auditing import Subject
+from pdpsgd.audit.auditing import AuditTarget
 from pdpsgd.data.benchmarks.loading import load
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.models.networks import by_name, default_network
@@ -26,7 +25,7 @@ from pdpsgd.training.run_folder import RunFolder
 
 
 def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any]]:
-    """The plan in a file, or the plan and settings of a run folder."""
+    """Read the plan in a file, or the plan and settings of a run folder."""
     place = Path(path)
     if not place.is_dir():
         return _read_plan(place), {}
@@ -34,7 +33,7 @@ def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any
     return folder.read_plan(), folder.read_settings()
 
 
-def subject_of(
+def target_of(
     plan: Plan,
     data: str,
     *,
@@ -44,8 +43,8 @@ def subject_of(
     learning_rate: float = 1.0,
     folder: str | os.PathLike[str] | None = None,
     run_folder: str | os.PathLike[str] | None = None,
-) -> Subject:
-    """The training of a named benchmark under this plan.
+) -> AuditTarget:
+    """Return the training of a named benchmark under this plan.
 
     Who is on which level is read from the run folder's promises, where there are such; otherwise people are
     put on the plan's levels in order. People past the last record supplied none; records past the last person
@@ -69,7 +68,7 @@ def subject_of(
     drawn = recipe is not None and recipe.start == "drawn"
     make_model: Callable[[], nn.Module] = partial(deepcopy, first) if drawn else made  # a minute's work, once
     people = plan.people
-    return Subject(
+    return AuditTarget(
         make_model=make_model,
         inputs=dataset.train_inputs[:people],
         targets=dataset.train_targets[:people],
@@ -82,7 +81,7 @@ def subject_of(
 
 
 def named_in(settings: Mapping[str, Any], *keys: str) -> Any:
-    """The first of these settings that is there."""
+    """Return the first of these settings that is there."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 

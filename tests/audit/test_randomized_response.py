@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from randomized_response import RandomisedResponse
+from randomized_response import RandomizedResponse
 
 SETTINGS = {"epsilon": 0.5, "threshold": 0.75}
 RUNS = 1_000_000
@@ -20,13 +20,13 @@ RUNS = 1_000_000
 
 def test_as_published_bookkeeping_is_caught():
     """At a confidence of 1 - 1e-6; the bound reaches 0.65 at least, well past the promise of 0.5."""
-    mechanism = RandomisedResponse.as_published(**SETTINGS, rounds=3)
+    mechanism = RandomizedResponse.as_published(**SETTINGS, rounds=3)
     measured = mechanism.measured_epsilon(RUNS, np.random.default_rng(1), significance=1e-6)
     assert 0.65 < measured <= mechanism.true_epsilon
 
 
 def test_as_published_bookkeeping_reaches_the_stated_figure_at_95_percent():
-    measured = RandomisedResponse.as_published(**SETTINGS, rounds=3).measured_epsilon(
+    measured = RandomizedResponse.as_published(**SETTINGS, rounds=3).measured_epsilon(
         RUNS, np.random.default_rng(1), significance=0.05
     )
     assert measured == pytest.approx(0.69, abs=0.02)
@@ -34,13 +34,13 @@ def test_as_published_bookkeeping_reaches_the_stated_figure_at_95_percent():
 
 def test_sound_bookkeeping_is_not_caught():
     """A false alarm has chance 1e-6."""
-    mechanism = RandomisedResponse.sound(**SETTINGS, rounds=3)
+    mechanism = RandomizedResponse.sound(**SETTINGS, rounds=3)
     assert mechanism.true_epsilon == pytest.approx(0.5)
     assert mechanism.measured_epsilon(RUNS, np.random.default_rng(2), significance=1e-6) <= 0.5
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
-@pytest.mark.parametrize("make", [RandomisedResponse.as_published, RandomisedResponse.sound])
+@pytest.mark.parametrize("make", [RandomizedResponse.as_published, RandomizedResponse.sound])
 def test_the_true_loss_is_that_of_exact_enumeration(make, rounds):
     mechanism = make(**SETTINGS, rounds=rounds)
     losses = [
@@ -51,7 +51,7 @@ def test_the_true_loss_is_that_of_exact_enumeration(make, rounds):
     assert max(losses) >= max(-loss for loss in losses)
 
 
-def chance(mechanism: RandomisedResponse, answers: tuple[int, ...], *, has_record: bool) -> float:
+def chance(mechanism: RandomizedResponse, answers: tuple[int, ...], *, has_record: bool) -> float:
     """The chance of these answers, by adding up every pattern of rounds that could have drawn the person."""
     honest = 1 / (1 + math.exp(-mechanism.threshold))
     total = 0.0
