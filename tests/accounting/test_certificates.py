@@ -31,9 +31,8 @@ from pdpsgd.accounting.certificates import (
 )
 from pdpsgd.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from pdpsgd.accounting.rdp import RdpAccountant
-from pdpsgd.errors import PdpsgdError
+from pdpsgd.errors import PdpsgdError, PromiseBroken
 from pdpsgd.planning.certificate_check import certificate_holds, mu_upper_bound
-from pdpsgd.errors import PromiseBroken
 
 PLD = accountant("pld")
 DELTA = 1e-5

@@ -17,8 +17,8 @@ from scipy.special import log_ndtr, ndtr, ndtri, ndtri_exp
 
 from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.errors import PromiseBroken
+from pdpsgd.planning.rounds import Level, Round
 
 FINENESS = (24, 96)
 """Grid points per standard deviation of a step's loss: first try, and second before a certificate is called wrong."""
