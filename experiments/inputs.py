@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from experiments.settings import VALIDATION_PEOPLE, Setting
 from pdpsgd.data import benchmarks as datasets
-from pdpsgd.data.benchmarks.catalog import Normalisation, benchmark
+from pdpsgd.data.benchmarks.catalog import Normalization, benchmark
 from pdpsgd.data.benchmarks.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.models import networks as models
-from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_drawn
+from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_synthetic
 from pdpsgd.models.standardization import PIXELS
 
 Pair = tuple[Tensor, Tensor]
@@ -58,9 +58,9 @@ def model_of(setting: Setting) -> nn.Module:
         changed = partial(
             _changed,
             features=setting.recipe.features,
-            normalisation=benchmark(setting.dataset).normalisation,
+            normalization=benchmark(setting.dataset).normalization,
         )
-        start_from_drawn(network, setting.dataset, features_of=changed)
+        start_from_synthetic(network, setting.dataset, features_of=changed)
     return network
 
 
@@ -73,20 +73,20 @@ def features_of(dataset: str, features: str) -> datasets.Dataset:
         return _scattered(loaded)
     return replace(
         loaded,
-        train_inputs=_changed(loaded.train_inputs, features, loaded.normalisation),
-        test_inputs=_changed(loaded.test_inputs, features, loaded.normalisation),
+        train_inputs=_changed(loaded.train_inputs, features, loaded.normalization),
+        test_inputs=_changed(loaded.test_inputs, features, loaded.normalization),
     )
 
 
-_PIXELS: dict[str, Callable[[Tensor, Normalisation], Tensor]] = {
-    "unit-pixels": lambda images, normalisation: normalisation.undone(images),
-    "signed-pixels": lambda images, normalisation: 2 * normalisation.undone(images) - 1,
+_PIXELS: dict[str, Callable[[Tensor, Normalization], Tensor]] = {
+    "unit-pixels": lambda images, normalization: normalization.undone(images),
+    "signed-pixels": lambda images, normalization: 2 * normalization.undone(images) - 1,
 }
 """As they are in the files, or twice that less one; others are in `standardising`."""
 
 
-def _changed(images: Tensor, features: str, normalisation: Normalisation) -> Tensor:
-    return _PIXELS[features](images, normalisation) if features in _PIXELS else PIXELS[features](images)
+def _changed(images: Tensor, features: str, normalization: Normalization) -> Tensor:
+    return _PIXELS[features](images, normalization) if features in _PIXELS else PIXELS[features](images)
 
 
 def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:

@@ -44,7 +44,7 @@ class Recipe:
     `learning_rate` is for gradients divided by the clipping norm, so that the two can be chosen apart: the
     optimizer gets learning_rate / max_grad_norm. With a `noise_multiplier` the plan finds the steps. With
     several `views`, an example goes through the network that often, each time moved by up to two pixels. The
-    first weights are random ones, or with `start` "drawn" those that `start_from_drawn` makes of them.
+    first weights are random ones, or with `start` "drawn" those that `start_from_synthetic` makes of them.
     """
 
     steps: int | None = 1000

@@ -197,11 +197,11 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
 
     small = {"name": "small", "dataset": "digits", "model": "digits", "steps": 3, "batch_size": 20}
     monkeypatch.setitem(PRESETS, "small", replace(preset("mnist-drawn"), **small))
-    monkeypatch.setattr(starts, "start_from_drawn", partial(starts.start_from_drawn, pictures=300))
+    monkeypatch.setattr(starts, "start_from_synthetic", partial(starts.start_from_synthetic, pictures=300))
     given = ("--preset", "small", "--tiers", "1:1", "--no-report", "--seed", "0")
     result = run("train", "digits", *given, "--run-folder", "run")
     check(result)
-    assert "Digits drawn" in result.stderr
+    assert "Digits generated" in result.stderr
     plan, settings = plan_and_settings("run")
     named = {key: settings[key] for key in ("model", "activation", "preset")}
     subject = target_of(plan, "digits", **named)
@@ -210,10 +210,10 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
     assert settings["start"] == "drawn"
     changed = run("train", "digits", *given, "--activation", "relu", "--run-folder", "changed")
     check(changed)
-    assert "Digits drawn" in changed.stderr, "another activation starts from drawn digits, too"
+    assert "Digits generated" in changed.stderr, "another activation starts from drawn digits, too"
     finished = Path("run/model.safetensors").read_bytes()
     resumed = run("train", "digits", *given, "--run-folder", "run", "--resume")
-    assert "Digits drawn" not in resumed.stderr, "a run that goes on has its weights already"
+    assert "Digits generated" not in resumed.stderr, "a run that goes on has its weights already"
     assert Path("run/model.safetensors").read_bytes() == finished
 
 

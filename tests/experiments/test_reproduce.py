@@ -33,7 +33,7 @@ from experiments.studies import (
 from experiments.systems import SYSTEMS, plan_of, published_of
 from experiments.tables import PAGES
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.models.standardization import standardised_images
+from pdpsgd.models.standardization import standardized_images
 
 SMALL = Recipe(steps=6, batch_size=64, learning_rate=1.0)
 
@@ -366,12 +366,12 @@ def test_standardised_pixels_have_like_brightness_and_contrast() -> None:
 
 def test_an_image_is_standardised_by_itself_alone() -> None:
     images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    together = standardised_images(images)
+    together = standardized_images(images)
     for index, image in enumerate(images):
-        assert torch.allclose(standardised_images(image[None])[0], together[index], atol=1e-6)
-        assert torch.allclose(standardised_images(3 * image[None] + 7)[0], together[index], atol=1e-5)
+        assert torch.allclose(standardized_images(image[None])[0], together[index], atol=1e-6)
+        assert torch.allclose(standardized_images(3 * image[None] + 7)[0], together[index], atol=1e-5)
     faint = 0.001 * images
-    assert standardised_images(faint).abs().max() < 0.1
+    assert standardized_images(faint).abs().max() < 0.1
 
 
 def test_noise_by_noise_everybody_allows_what_it_costs() -> None:

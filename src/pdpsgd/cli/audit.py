@@ -1,4 +1,4 @@
-"""`pdpsgd audit`: attack one's own training and put what was measured beside what is proven."""
+"""`pdpsgd audit`: attack your own training and put what was measured beside what is proven."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ ATTACKS = "The attacks"
 
 def audit(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder, or a plan (.json).", show_default=False)
+        Path, typer.Argument(metavar="RUN", help="run folder, or plan (.json)", show_default=False)
     ],
     data: Annotated[
         str | None,
         option(
             "--data",
-            help="Audit the training on this benchmark too: digits, mnist, fashion-mnist or svhn. Left out: "
-            "the run's, if it is one of them; else the mechanism is audited alone.",
+            help="benchmark to train on: digits, mnist, fashion-mnist or svhn",
             panel=TRAINING,
-            show_default=False,
+            show_default="the run's; else none, and the mechanism is audited alone",
         ),
     ] = None,
     model: Annotated[
         str | None,
         option(
             "--model",
-            help="The network: a built-in name, or module:function.",
+            help="network: a built-in name, or module:function",
             panel=TRAINING,
             show_default="the run's, else one that fits the data",
         ),
@@ -46,59 +45,59 @@ def audit(
         float | None,
         option(
             "--learning-rate",
-            help="Of the audited training.",
+            help="learning rate of the audited training",
             panel=TRAINING,
             show_default="the run's, else 1.0",
         ),
     ] = None,
     data_folder: Annotated[
         Path | None,
-        option("--data-folder", help="Where benchmarks are.", panel=TRAINING, show_default=False),
+        option("--data-folder", help="folder of the benchmarks", panel=TRAINING, show_default=False),
     ] = None,
     canaries: Annotated[
-        int, option("--canaries", min=10, help="Dirac canaries a tier, in one run.", panel=ATTACKS)
+        int, option("--canaries", min=10, help="Dirac canaries per tier, in one run", panel=ATTACKS)
     ] = 1000,
     example_canaries: Annotated[
         int,
         option(
             "--example-canaries",
             min=0,
-            help="Mislabelled examples a tier, in one run on the data.",
+            help="mislabeled examples per tier, in one run on the data",
             panel=ATTACKS,
         ),
     ] = 100,
     runs: Annotated[
         int,
-        option("--runs", min=0, help="Train so often again with one canary a tier.", panel=ATTACKS),
+        option("--runs", min=0, help="number of extra runs, with one canary per tier", panel=ATTACKS),
     ] = 0,
     shadow_models: Annotated[
         int | None,
         option(
             "--shadow-models",
             min=0,
-            help="Models for membership inference; 0 leaves it out.",
+            help="models for membership inference (0: none)",
             panel=ATTACKS,
             show_default="16 where that takes minutes, else 0",
         ),
     ] = None,
     tiers: Annotated[
-        int, option("--tiers", min=1, help="Look at this many groups of levels at most.", panel=ATTACKS)
+        int, option("--tiers", min=1, help="maximum number of groups of levels", panel=ATTACKS)
     ] = 5,
     confidence: Annotated[
-        float, option("--confidence", help="Of all measured bounds together.", panel=ATTACKS)
+        float, option("--confidence", help="confidence of all measured bounds together", panel=ATTACKS)
     ] = 0.95,
     false_alarm_rate: Annotated[
-        float, option("--false-alarm-rate", help="Of each conformance test.", panel=ATTACKS)
+        float, option("--false-alarm-rate", help="false-alarm rate of each conformance test", panel=ATTACKS)
     ] = 1e-3,
     seed: Annotated[
         int | None,
-        option("--seed", help="Repeat an audit exactly.", panel=ATTACKS, show_default="a fresh one"),
+        option("--seed", help="seed for a repeatable audit", panel=ATTACKS, show_default="a fresh one"),
     ] = None,
     chart: Annotated[
         Path | None,
         option(
             "--chart",
-            help="Draw proven against measured to this .svg, .png or .html file.",
+            help="chart of proven against measured (.svg, .png, .html)",
             panel=OUTPUT,
             show_default=False,
         ),
@@ -193,7 +192,7 @@ def _draw(result: AuditResult, chart: Path) -> None:
 
 
 def _benchmark(name: object) -> str | None:
-    """The run's data if it is a benchmark; one's own files cannot be found again from a run folder."""
+    """The run's data if it is a benchmark; your own files cannot be found again from a run folder."""
     from pdpsgd.data.benchmarks.loading import NAMES
 
     return name if isinstance(name, str) and name in NAMES else None

@@ -1,4 +1,4 @@
-"""`pdpsgd data`: the benchmarks on this machine, and a first schema for one's own table."""
+"""`pdpsgd data`: the benchmarks on this machine, and a first schema for your own table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ app = typer.Typer(
     help="Benchmark data on this machine, and a first schema for your own table.",
 )
 
-Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist or svhn (see `pdpsgd data list`).")]
+Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist or svhn (see `pdpsgd data list`)")]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
         "--data-folder",
-        help="Look here first. Then: the environment variable PDPSGD_DATA, ./data, your cache folder, "
-        "and the folder of Debian's packages.",
+        help="first folder to look in, before $PDPSGD_DATA, ./data and the cache",
         show_default=False,
     ),
 ]
@@ -38,9 +37,9 @@ def list_(data_folder: DataFolder = None, json_file: JsonFile = None) -> None:
       pdpsgd data list
       pdpsgd data list --json -
     """
-    from pdpsgd.data.benchmarks.catalog import CATALOGUE
+    from pdpsgd.data.benchmarks.catalog import CATALOG
 
-    rows = [_entry(name, data_folder) for name in CATALOGUE]
+    rows = [_entry(name, data_folder) for name in CATALOG]
     if json_file is not None:
         Screen(quiet=False, json_file=json_file).write_json(json.dumps(rows, indent=1))
         return
@@ -90,9 +89,7 @@ def get(name: Name, data_folder: DataFolder = None, json_file: JsonFile = None) 
 
 @app.command()
 def check(
-    name: Annotated[
-        str | None, typer.Argument(help="Which one; all that are here if left out.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="name of one benchmark", show_default=False)] = None,
     data_folder: DataFolder = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -105,12 +102,12 @@ def check(
       pdpsgd data check
       pdpsgd data check fashion-mnist --json checked.json
     """
-    from pdpsgd.data.benchmarks.catalog import CATALOGUE, benchmark
+    from pdpsgd.data.benchmarks.catalog import CATALOG, benchmark
     from pdpsgd.data.benchmarks.folders import find
 
     results = []
-    for wanted in [benchmark(name).name] if name else CATALOGUE:
-        place = None if CATALOGUE[wanted].built_in else find(CATALOGUE[wanted], data_folder)
+    for wanted in [benchmark(name).name] if name else CATALOG:
+        place = None if CATALOG[wanted].built_in else find(CATALOG[wanted], data_folder)
         if place is not None:
             problem, notes = _problem(wanted, place)
             results.append({"name": wanted, "folder": str(place), "problem": problem, "notes": list(notes)})
@@ -129,22 +126,20 @@ def check(
 
 @app.command()
 def schema(
-    file: Annotated[Path, typer.Argument(help="Your table: a .csv or .parquet file.")],
-    label: Annotated[str, typer.Option(help="The column to be predicted.")],
-    id_column: Annotated[
-        str | None, typer.Option(help="The column that says whose record it is.", show_default=False)
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="your table: a .csv or .parquet file")],
+    label: Annotated[str, typer.Option(help="column to be predicted")],
+    id_column: Annotated[str | None, typer.Option(help="column with person ids", show_default=False)] = None,
     epsilon_column: Annotated[
-        str | None, typer.Option(help="The column with people's epsilon, if it is here.", show_default=False)
+        str | None, typer.Option(help="column with each person's epsilon", show_default=False)
     ] = None,
     delta_column: Annotated[
-        str | None, typer.Option(help="The column with people's delta, if it is here.", show_default=False)
+        str | None, typer.Option(help="column with each person's delta", show_default=False)
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file instead of the screen.", show_default=False),
+        typer.Option("--output", "-o", help="output file, instead of the screen", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwriting of the output file")] = False,
 ) -> None:
     """Draft a schema for your own table: the kind of each column, its range or its categories.
 
@@ -176,7 +171,7 @@ def schema(
 
 
 def _entry(name: str, data_folder: Path | None) -> dict[str, Any]:
-    """What the catalogue knows of a benchmark, where it was found, and what is wrong with its files there."""
+    """What the catalog knows of a benchmark, where it was found, and what is wrong with its files there."""
     from pdpsgd.data.benchmarks.catalog import benchmark
     from pdpsgd.data.benchmarks.folders import find
 

@@ -13,11 +13,11 @@ from pdpsgd.training.options import OUTPUT
 
 
 def report(
-    run_folder: Annotated[Path, typer.Argument(help="The folder of a finished run.", show_default=False)],
+    run_folder: Annotated[Path, typer.Argument(help="folder of a finished run", show_default=False)],
     output: Annotated[
         Path | None,
         option(
-            "--output", "-o", help="Where the page goes.", panel=OUTPUT, show_default="RUN_FOLDER/report.html"
+            "--output", "-o", help="file of the page", panel=OUTPUT, show_default="RUN_FOLDER/report.html"
         ),
     ] = None,
     json_file: shared.JsonFile = None,

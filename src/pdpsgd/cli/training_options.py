@@ -50,7 +50,7 @@ class DataOptions(Options):
         None, "share of people set aside to test on, without a promise", panel=DATA, kind=float
     )
     image_size: int = option(32, "height and width of images in folders, pixels", panel=DATA, kind=int)
-    grey: bool = option(
+    gray: bool = option(
         False, "one channel for images", panel=DATA, kind=bool, names=("--gray", "--grey"), shown=False
     )
     people_file: Path | None = option(
@@ -121,7 +121,7 @@ def read_inputs(source: str, how: DataOptions, whose: ListOptions) -> TrainingIn
         test_file=how.test_file,
         data_folder=how.data_folder,
         image_size=(how.image_size, how.image_size),
-        color=not how.grey,
+        color=not how.gray,
         people_file=how.people_file,
     )
     everybody = data.ids

@@ -85,7 +85,7 @@ def load_folder(
 ) -> ImageData:
     """Images from `FOLDER/CLASS/*.png` (jpg and others, too), or from `FOLDER/train` and `FOLDER/test` alike.
 
-    Every image is brought to `size` (height, width), in color or grey. A record's id is its path inside
+    Every image is brought to `size` (height, width), in color or gray. A record's id is its path inside
     the folder, or what a CSV file `people` with the columns `file` and `id` says. The names of the class
     folders are taken to be public.
     """
@@ -128,7 +128,7 @@ def _inputs(values: Array, place: str) -> torch.Tensor:
         fail(f"Expected numbers, people first, in {place}. Got {values.dtype} {values.shape}.")
     pixels = values.dtype == np.uint8
     if values.ndim == 3:
-        values = values[:, None]  # grey images
+        values = values[:, None]  # gray images
     elif values.ndim == 4 and values.shape[3] in (1, 3) and values.shape[1] not in (1, 3):
         values = values.transpose(0, 3, 1, 2)
     inputs = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))

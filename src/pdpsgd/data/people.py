@@ -69,15 +69,15 @@ def load_people(
     color: bool = True,
     people_file: str | Path | None = None,
 ) -> PeopleData:
-    """Records from whatever `source` is: the name of a benchmark, or the path of one's own data.
+    """Read records from the name of a benchmark, or from the path of your own data.
 
     A table needs its `label` column; `leave_out` names columns that hold budgets. Without a `schema` the
     ranges and categories are read from the data, and a note says that the promise does not cover them.
     """
-    from pdpsgd.data.benchmarks.catalog import CATALOGUE
+    from pdpsgd.data.benchmarks.catalog import CATALOG
 
     path = Path(source)
-    if str(source) in CATALOGUE and not path.exists():
+    if str(source) in CATALOG and not path.exists():
         return _benchmark(str(source), data_folder)
     if path.suffix.lower() in TABLES:
         return _table(path, label, id_column, leave_out, schema, test_file)
@@ -87,7 +87,7 @@ def load_people(
         from pdpsgd.data.images import load_folder
 
         return _images(path.name, load_folder(path, size=image_size, color=color, people=people_file))
-    known = ", ".join(CATALOGUE)
+    known = ", ".join(CATALOG)
     fail(
         f"Expected a .csv, .parquet or .npz file, a folder of images, or one of {known}. Got "
         f"{str(source)!r}, "

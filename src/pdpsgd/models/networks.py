@@ -1,7 +1,7 @@
 """The networks: the paper's two CNNs, small ones for digits and tables, and the user's own by name.
 
 All of them give logits and are made of ordinary layers without batch statistics, so that every example's
-gradient is its own. Every parameter starts from torch's default initialisation; seed torch to repeat it.
+gradient is its own. Every parameter starts from torch's default initialization; seed torch to repeat it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ BUILT_IN: dict[str, BuiltIn] = {
 
 
 def by_name(name: str, *, input_shape: Shape, classes: int, activation: str | None = None) -> nn.Module:
-    """A built-in network, or the user's own as `module:function`, for this input shape and so many classes.
+    """A built-in network, or the user's own as `module:function`, for this input shape and number of classes.
 
     The function is called with those of `input_shape`, `classes` and `activation` that it has parameters for,
     and returns a torch module that gives one logit for each class. It may live in the working directory.

@@ -1,4 +1,4 @@
-"""First weights for a network from drawn digits: plain training, before any data is touched."""
+"""First weights for a network from synthetic digits: plain training, before any data is touched."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.data.benchmarks.catalog import benchmark
-from pdpsgd.models.synthetic_digits import drawing
+from pdpsgd.models.synthetic_digits import digit_batches
 
 Progress = Callable[[str, int, int], None]
 """Told what is done, how much of it, and of how much."""
 
 STARTS = ("random", "drawn")
-"""What first weights can be: those of torch, or those from drawn digits."""
+"""What first weights can be: those of torch, or those from synthetic digits."""
 
 PICTURES = 40_000
 PASSES = 4
@@ -32,7 +32,7 @@ def start_at_zero(model: nn.Module) -> None:
         nn.init.zeros_(parameter)
 
 
-def start_from_drawn(
+def start_from_synthetic(
     model: nn.Module,
     dataset: str,
     *,
@@ -41,15 +41,15 @@ def start_from_drawn(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Train the model, in place, to tell apart drawn digits like a benchmark's.
+    """Train the model, in place, to tell apart synthetic digits like a benchmark's.
 
-    They are normalised as the benchmark is; `features_of` makes of them what the model is given of its images.
+    They are normalized as the benchmark is; `features_of` makes of them what the model is given of its images.
 
     Guarantee: no data of people is read, so what is trained from here on costs what it would cost from any other
     start. What is random comes from the seed.
     """
     told = progress or (lambda name, done, total: None)
-    inputs, digits = _examples(dataset, features_of, pictures, seed, partial(told, "Digits drawn"))
+    inputs, digits = _examples(dataset, features_of, pictures, seed, partial(told, "Digits generated"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = math.ceil(PASSES * pictures / BATCH_SIZE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -76,10 +76,10 @@ def _examples(
     seed: int,
     told: Callable[[int, int], None],
 ) -> tuple[Tensor, Tensor]:
-    constants = benchmark(dataset).normalisation
+    constants = benchmark(dataset).normalization
     inputs, labels, done = [], [], 0
-    for images, digits in drawing(dataset, pictures, seed=seed):
-        inputs.append(features_of(constants.normalise_(images)))
+    for images, digits in digit_batches(dataset, pictures, seed=seed):
+        inputs.append(features_of(constants.normalize_(images)))
         labels.append(digits)
         done += len(digits)
         told(done, pictures)

@@ -28,7 +28,7 @@ LUMA = (0.299, 0.587, 0.114)
 class ScatteringFeatures(nn.Module):
     """From images (people, channels, height, width) to (people, 81 * channels, height / 4, width / 4).
 
-    Each image's features are then normalised in groups of neighbouring ones (over that image alone), so that
+    Each image's features are then normalized in groups of neighboring ones (over that image alone), so that
     all of them have a like scale. There is nothing to train.
 
     Guarantee: each image's features are a fixed function of that image, so training on features gives every
@@ -75,16 +75,16 @@ def scattering_features(
 ) -> Tensor:
     """The features of many images, a few at a time: about 1.5 ms for an image.
 
-    Images in color are made grey first: three times the features say little more, and a private model has to
+    Images in color are made gray first: three times the features say little more, and a private model has to
     pay for every parameter.
     """
     transform = ScatteringFeatures(*images.shape[2:], groups=groups)
     with torch.no_grad():
-        return torch.cat([transform(grey(part)).to(dtype) for part in torch.split(images, batch)])
+        return torch.cat([transform(gray(part)).to(dtype) for part in torch.split(images, batch)])
 
 
-def grey(images: Tensor) -> Tensor:
-    """Red, green and blue weighted by how bright they look; grey images stay as they are."""
+def gray(images: Tensor) -> Tensor:
+    """Red, green and blue weighted by how bright they look; gray images stay as they are."""
     if images.shape[1] != len(LUMA):
         return images
     return (images * torch.tensor(LUMA, device=images.device).view(1, -1, 1, 1)).sum(1, keepdim=True)

@@ -13,14 +13,14 @@ LEAST_CONTRAST = 0.1
 """Images with less are not stretched to a standard deviation of 1: what is in them may be noise alone."""
 
 
-def standardised_images(images: Tensor) -> Tensor:
+def standardized_images(images: Tensor) -> Tensor:
     """Each image less its mean, divided by its standard deviation.
 
     Guarantee: each result is a fixed function of that image alone, so training on it gives every person the
     same promise as training on the image.
 
     >>> import torch
-    >>> standardised_images(torch.tensor([[[[1.0, 3.0]]], [[[0.2, 0.2]]]])).flatten().tolist()
+    >>> standardized_images(torch.tensor([[[[1.0, 3.0]]], [[[0.2, 0.2]]]])).flatten().tolist()
     [-1.0, 1.0, 0.0, 0.0]
     """
     sides = tuple(range(1, images.dim()))
@@ -31,15 +31,15 @@ def standardised_images(images: Tensor) -> Tensor:
     return centred.div_(deviation.clamp_(min=LEAST_CONTRAST))
 
 
-def locally_standardised_images(images: Tensor, *, width: int = 9) -> Tensor:
+def locally_standardized_images(images: Tensor, *, width: int = 9) -> Tensor:
     """Each pixel less the mean of its channel around it, divided by the standard deviation around it.
 
     Where there is less contrast than in the image on average, it is divided by that instead: nothing is there.
 
-    Guarantee: as for `standardised_images`.
+    Guarantee: as for `standardized_images`.
 
     >>> import torch
-    >>> locally_standardised_images(torch.zeros(1, 3, 32, 32)).abs().max().item()
+    >>> locally_standardized_images(torch.zeros(1, 3, 32, 32)).abs().max().item()
     0.0
     """
     centred = images - _means_around(images, width)
@@ -50,8 +50,8 @@ def locally_standardised_images(images: Tensor, *, width: int = 9) -> Tensor:
 
 PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
     "pixels": lambda images: images,
-    "standardised-pixels": standardised_images,
-    "locally-standardised-pixels": locally_standardised_images,
+    "standardised-pixels": standardized_images,
+    "locally-standardised-pixels": locally_standardized_images,
 }
 """Inputs of the size of the images, by name."""
 

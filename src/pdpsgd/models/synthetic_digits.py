@@ -1,9 +1,9 @@
-"""Digits that are drawn, not collected, to begin with: no person is in them, so learning from them costs no privacy.
+"""Synthetic digits, made by a program: no person is in them, so learning from them costs no privacy.
 
 They look like a benchmark's as far as anybody can say who knows what digits look like, on paper or on a house. Who
 reads this file knows all there is to know of them.
 
->>> images, digits = drawn("mnist", 4)
+>>> images, digits = make_digits("mnist", 4)
 >>> images.shape, digits.shape
 (torch.Size([4, 1, 28, 28]), torch.Size([4]))
 """
@@ -56,22 +56,22 @@ GLYPHS: tuple[tuple[str, ...], ...] = (
 AT_ONCE = 250
 
 
-def drawn(dataset: str, pictures: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """So many pictures like a benchmark's, pixels from 0 to 1, and the digit that each shows.
+def make_digits(dataset: str, pictures: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Make pictures like a benchmark's, pixels from 0 to 1, and the digit that each shows.
 
     Guarantee: no data is read; what is random about them comes from the seed.
     """
-    images, digits = zip(*drawing(dataset, pictures, seed=seed), strict=True)
+    images, digits = zip(*digit_batches(dataset, pictures, seed=seed), strict=True)
     return torch.cat(images), torch.cat(digits)
 
 
-def drawing(dataset: str, pictures: int, *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same, some at a time."""
-    check_one_of(tuple(DRAWN), dataset=dataset)
+def digit_batches(dataset: str, pictures: int, *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Make the same pictures, some at a time."""
+    check_one_of(tuple(DATASETS), dataset=dataset)
     check_positive(pictures=pictures)
     random = torch.Generator().manual_seed(seed)
     for digits in torch.split(torch.randint(10, (pictures,), generator=random), AT_ONCE):
-        yield DRAWN[dataset](digits, random), digits
+        yield DATASETS[dataset](digits, random), digits
 
 
 def handwritten_digits(digits: Tensor, random: Generator) -> Tensor:
@@ -89,24 +89,24 @@ def small_digits(digits: Tensor, random: Generator) -> Tensor:
 
 
 def house_numbers(digits: Tensor, random: Generator) -> Tensor:
-    """Digits on houses (pictures, 3, 32, 32), often with a neighbour on either side, as SVHN's are."""
+    """Digits on houses (pictures, 3, 32, 32), often with a neighbor on either side, as SVHN's are."""
     pictures = len(digits)
     size = _uniform(pictures, 15, 28, random)
     middle = 16 + torch.cat([_uniform(pictures, -2, 2, random) for _ in "xy"], dim=2)
     lines = [_on_a_house(digits, size, random) + middle]
     for side in (-1, 1):
-        neighbours = torch.randint(10, (pictures,), generator=random)
+        neighbors = torch.randint(10, (pictures,), generator=random)
         beside = torch.cat(
             [side * size * _uniform(pictures, 0.5, 0.85, random), _uniform(pictures, -2, 2, random)], dim=2
         )
-        there = _on_a_house(neighbours, size * _uniform(pictures, 0.9, 1.1, random), random) + middle + beside
+        there = _on_a_house(neighbors, size * _uniform(pictures, 0.9, 1.1, random), random) + middle + beside
         lines.append(torch.where(_uniform(pictures, 0, 1, random) < 0.6, there, lines[0]))
     width, softness = size * _uniform(pictures, 0.05, 0.11, random), _uniform(pictures, 0.3, 1.5, random)
     ink = _pen(torch.cat(lines, dim=1), 32, width=width, softness=softness)
     return _colored(ink, random)
 
 
-DRAWN: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+DATASETS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
     "digits": small_digits,
     "mnist": handwritten_digits,
     "svhn": house_numbers,

@@ -219,7 +219,7 @@ PLAN_OPTIONS = (
 
 
 def tiers_of(plan: Plan, most: int = MOST_TIERS) -> tuple[Tier, ...]:
-    """The plan's levels as tiers, neighbours together if there are many."""
+    """The plan's levels as tiers, neighbors together if there are many."""
     from pdpsgd.planning.plan_table import rows
 
     tiers = []

@@ -44,7 +44,7 @@ class Preset:
     """A network and the settings of its training, by which `fit` and `train` can be called.
 
     `learning_rate` is the optimizer's own. Gradients are clipped far below their size, so that all people
-    count alike; the learning rate makes up for it. With `start` "drawn", the network has seen drawn digits
+    count alike; the learning rate makes up for it. With `start` "drawn", the network has seen synthetic digits
     before (see `pdpsgd.models.pretraining`).
     """
 
@@ -110,7 +110,7 @@ class Preset:
         One that starts from synthetic digits is trained on them first, which takes a minute; `progress` is told of it.
         """
         from pdpsgd.models import networks as models
-        from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_drawn
+        from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_synthetic
 
         check_one_of(STARTS, start=self.start)
         made = models.by_name(
@@ -122,7 +122,7 @@ class Preset:
         if self.model == "linear":
             start_at_zero(made)
         if self.start == "drawn":
-            start_from_drawn(made, self.dataset, features_of=self.features_of, progress=progress)
+            start_from_synthetic(made, self.dataset, features_of=self.features_of, progress=progress)
         return made
 
 
@@ -155,7 +155,7 @@ _LINEAR = Preset(
 _SVHN = replace(
     _CNN,
     name="svhn",
-    summary="the paper's CNN with tanh, on standardised images",
+    summary="the paper's CNN with tanh, on standardized images",
     dataset="svhn",
     model="svhn-cnn",
     features="standardised-pixels",
@@ -186,7 +186,7 @@ PRESETS = {
         replace(
             _CNN,
             name="mnist-drawn",
-            summary="the paper's CNN with tanh, started from drawn digits",
+            summary="the paper's CNN with tanh, started from synthetic digits",
             steps=300,
             learning_rate=20.0,
             augment=None,
@@ -196,7 +196,7 @@ PRESETS = {
         replace(
             _SVHN,
             name="svhn-drawn",
-            summary="the paper's CNN with tanh, started from drawn house numbers, on images standardised locally",
+            summary="the paper's CNN with tanh, started from synthetic house numbers, on images standardized locally",
             features="locally-standardised-pixels",
             steps=800,
             learning_rate=20.0,

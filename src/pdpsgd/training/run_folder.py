@@ -11,7 +11,7 @@
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
 | `SENSITIVE-do-not-publish.jsonl` | only if asked for: batch sizes, training losses |
 
-Never written unless asked for: who was drawn, sizes of batches, training losses. A plan that is
+Never written unless asked for: who was sampled, sizes of batches, training losses. A plan that is
 not for release goes, with the promises made from it, into files whose names begin with SENSITIVE-do-not-publish.
 """
 

@@ -194,7 +194,7 @@ class Trainer:
     def _backward(self, batch: Any) -> None:
         inputs, targets = (to_device(part, self.device) for part in batch)
         if len(targets) == 0:
-            return  # nobody was drawn: the step is noise alone
+            return  # nobody was sampled: the step is noise alone
         if self.augment is not None:
             if not self._augment_is_checked and len(targets) > 1:
                 check_augment(self.augment, inputs, len(targets))

@@ -15,7 +15,7 @@ import pytest
 import scipy.io
 
 from pdpsgd.data.benchmarks import download as download_module
-from pdpsgd.data.benchmarks.catalog import CATALOGUE, Benchmark, IdxFile, MatFile
+from pdpsgd.data.benchmarks.catalog import CATALOG, Benchmark, IdxFile, MatFile
 
 
 @dataclass
@@ -106,7 +106,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Miniature]:
 
     def make(name: str) -> Miniature:
         miniature = _small_svhn() if name == "svhn" else _small_idx(name)
-        monkeypatch.setitem(CATALOGUE, name, miniature.benchmark)
+        monkeypatch.setitem(CATALOG, name, miniature.benchmark)
         return miniature
 
     return make
@@ -115,7 +115,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Miniature]:
 def _small_idx(name: str) -> Miniature:
     random = np.random.default_rng(len(name))
     files, known = {}, []
-    for file, shape in zip(CATALOGUE[name].files, [(30, 28, 28), (30,), (10, 28, 28), (10,)], strict=True):
+    for file, shape in zip(CATALOG[name].files, [(30, 28, 28), (30,), (10, 28, 28), (10,)], strict=True):
         content = idx_bytes(random.integers(0, 256 if len(shape) > 1 else 10, shape))
         packed = gzip.compress(content, mtime=1)
         files[file.name] = packed
@@ -128,20 +128,20 @@ def _small_idx(name: str) -> Miniature:
                 len(packed),
             )
         )
-    return Miniature(replace(CATALOGUE[name], files=tuple(known), train_people=30, test_people=10), files)
+    return Miniature(replace(CATALOG[name], files=tuple(known), train_people=30, test_people=10), files)
 
 
 def _small_svhn() -> Miniature:
     random = np.random.default_rng(5)
     files, known = {}, []
-    for file, people in zip(CATALOGUE["svhn"].files, (40, 20), strict=True):
+    for file, people in zip(CATALOG["svhn"].files, (40, 20), strict=True):
         labels = np.arange(people) % 10
         images = random.integers(0, 256, (32, 32, 3, people), dtype=np.uint8)
         packed = mat_bytes(images, labels)
         files[file.name] = packed
         counts = (people // 10,) * 10
         known.append(MatFile(file.name, hashlib.md5(packed).hexdigest(), images.shape, counts, len(packed)))
-    return Miniature(replace(CATALOGUE["svhn"], files=tuple(known)), files)
+    return Miniature(replace(CATALOG["svhn"], files=tuple(known)), files)
 
 
 def mat_bytes(images: np.ndarray, digits: np.ndarray) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdpsgd.cli.data import app
-from pdpsgd.data.benchmarks.catalog import CATALOGUE
+from pdpsgd.data.benchmarks.catalog import CATALOG
 from pdpsgd.data.benchmarks.formats import md5_of
 from pdpsgd.data.schema import Numeric, Schema
 from pdpsgd.errors import PdpsgdError
@@ -45,7 +45,7 @@ def test_the_list_for_scripts_is_json(small, tmp_path: Path) -> None:
 @pytest.fixture
 def published(server, small, monkeypatch):
     miniature = small("mnist")
-    monkeypatch.setitem(CATALOGUE, "mnist", replace(miniature.benchmark, mirrors=(server.address,)))
+    monkeypatch.setitem(CATALOG, "mnist", replace(miniature.benchmark, mirrors=(server.address,)))
     server.files.update({f"/{name}": content for name, content in miniature.files.items()})
     return server
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pdpsgd.data import benchmarks as datasets
-from pdpsgd.data.benchmarks.catalog import CATALOGUE
+from pdpsgd.data.benchmarks.catalog import CATALOG
 from pdpsgd.errors import PdpsgdError
 
 from .conftest import mat_bytes
@@ -43,14 +43,14 @@ def test_constants_of_normalisation_do_not_depend_on_the_data(small, tmp_path: P
     raw = np.frombuffer(gzip.decompress(miniature.files["train-images-idx3-ubyte.gz"])[16:], np.uint8)
     expected = (raw.reshape(30, 1, 28, 28) / 255 - 0.1307) / 0.3081
     np.testing.assert_allclose(data.train_inputs.numpy(), expected, rtol=1e-5, atol=1e-6)
-    assert data.normalisation.mean == (0.1307,)
+    assert data.normalization.mean == (0.1307,)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "svhn"])
 def test_a_data_folder_has_a_subfolder_for_each_benchmark(name: str, small, tmp_path: Path) -> None:
     small(name).write(tmp_path / name)
     data = datasets.load(name, folder=tmp_path, download=False)
-    assert data.input_shape == CATALOGUE[name].input_shape
+    assert data.input_shape == CATALOG[name].input_shape
     assert len(data.train_inputs) == len(data.train_targets)
     assert data.source == str(tmp_path / name)
     assert data.notes == ()
@@ -216,7 +216,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 @pytest.fixture
 def published(server, small, monkeypatch):
     miniature = small("mnist")
-    monkeypatch.setitem(CATALOGUE, "mnist", replace(miniature.benchmark, mirrors=(server.address,)))
+    monkeypatch.setitem(CATALOG, "mnist", replace(miniature.benchmark, mirrors=(server.address,)))
     server.files.update({f"/{name}": content for name, content in miniature.files.items()})
     return server
 

@@ -54,7 +54,7 @@ MIXING = {
     "by index": first_row_everywhere,
     "into another": written_into_another,
     "out": out_of_place,
-    "batch normalisation": lambda inputs: functional.batch_norm(inputs, None, None, training=True),
+    "batch normalization": lambda inputs: functional.batch_norm(inputs, None, None, training=True),
 }
 
 

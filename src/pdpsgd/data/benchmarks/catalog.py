@@ -1,6 +1,6 @@
 """What is known in advance of each benchmark: its files, their checksums, where they are published.
 
-Everything here is fixed and public. The constants for normalisation in particular are the customary ones of
+Everything here is fixed and public. The constants for normalization in particular are the customary ones of
 the literature. By custom, those of MNIST, Fashion-MNIST and SVHN were once computed from these very
 benchmarks; nothing is computed anew from the data that a model is trained on.
 """
@@ -46,13 +46,13 @@ class MatFile:
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """Constants per channel: inputs become (pixel / largest pixel - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def normalise_(self, images: Tensor) -> Tensor:
+    def normalize_(self, images: Tensor) -> Tensor:
         """Pixels from 0 to 1 (images, channels, height, width) become inputs, in place: SVHN is a gigabyte."""
         mean, std = self._by_channel()
         return images.sub_(mean).div_(std)
@@ -78,7 +78,7 @@ class Benchmark:
     test_people: int
     input_shape: tuple[int, int, int]
     classes: tuple[str, ...]
-    normalisation: Normalisation
+    normalization: Normalization
     largest_pixel: int = 255
     files: tuple[IdxFile | MatFile, ...] = ()
     mirrors: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Benchmark:
 
 DIGITS = tuple("0123456789")
 
-CATALOGUE: dict[str, Benchmark] = {
+CATALOG: dict[str, Benchmark] = {
     "digits": Benchmark(
         name="digits",
         title="handwritten digits, small (scikit-learn)",
@@ -101,7 +101,7 @@ CATALOGUE: dict[str, Benchmark] = {
         test_people=360,
         input_shape=(1, 8, 8),
         classes=DIGITS,
-        normalisation=Normalisation((0.5,), (0.5,)),
+        normalization=Normalization((0.5,), (0.5,)),
         largest_pixel=16,
         terms="part of scikit-learn; UCI, CC BY 4.0",
     ),
@@ -112,7 +112,7 @@ CATALOGUE: dict[str, Benchmark] = {
         test_people=10_000,
         input_shape=(1, 28, 28),
         classes=DIGITS,
-        normalisation=Normalisation((0.1307,), (0.3081,)),
+        normalization=Normalization((0.1307,), (0.3081,)),
         files=(
             IdxFile(
                 "train-images-idx3-ubyte.gz",
@@ -168,7 +168,7 @@ CATALOGUE: dict[str, Benchmark] = {
             "Bag",
             "Ankle boot",
         ),
-        normalisation=Normalisation((0.2860,), (0.3530,)),
+        normalization=Normalization((0.2860,), (0.3530,)),
         files=(
             IdxFile(
                 "train-images-idx3-ubyte.gz",
@@ -213,7 +213,7 @@ CATALOGUE: dict[str, Benchmark] = {
         test_people=26_032,
         input_shape=(3, 32, 32),
         classes=DIGITS,
-        normalisation=Normalisation((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+        normalization=Normalization((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
         files=(
             MatFile(
                 "train_32x32.mat",
@@ -239,5 +239,5 @@ CATALOGUE: dict[str, Benchmark] = {
 
 def benchmark(name: str) -> Benchmark:
     """The catalogue's entry of that name."""
-    check_one_of(tuple(CATALOGUE), dataset=name)
-    return CATALOGUE[name]
+    check_one_of(tuple(CATALOG), dataset=name)
+    return CATALOG[name]

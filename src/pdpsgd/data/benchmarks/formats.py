@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.data.benchmarks.catalog import CATALOGUE, IdxFile, MatFile
+from pdpsgd.data.benchmarks.catalog import CATALOG, IdxFile, MatFile
 from pdpsgd.errors import fail
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,7 +30,7 @@ class Reading:
 
 
 def read(file: IdxFile | MatFile, path: Path, *, name: str) -> Reading:
-    """The content of `path`, checked against what the catalogue knows of this file of benchmark `name`."""
+    """The content of `path`, checked against what the catalog knows of this file of benchmark `name`."""
     try:
         return _read_idx(file, path) if isinstance(file, IdxFile) else _read_mat(file, path)
     except OSError as error:
@@ -81,7 +81,7 @@ def _decompressed(path: Path) -> bytes:
 
 
 def _what_is_wrong(file: IdxFile, content: bytes, digest: str) -> str:
-    for other in CATALOGUE.values():
+    for other in CATALOG.values():
         for known in other.files:
             if isinstance(known, IdxFile) and known.content_sha256 == digest:
                 return f"its content is {other.name}'s {known.name}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdpsgd.data.benchmarks.catalog import CATALOGUE, Benchmark, IdxFile, MatFile, Normalisation, benchmark
+from pdpsgd.data.benchmarks.catalog import CATALOG, Benchmark, IdxFile, MatFile, Normalization, benchmark
 from pdpsgd.data.benchmarks.folders import data_folders, download_folder, find, locate
 from pdpsgd.data.benchmarks.formats import Bytes, read
 from pdpsgd.errors import PdpsgdError, fail
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-NAMES = tuple(CATALOGUE)
+NAMES = tuple(CATALOG)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Dataset:
     test_inputs: torch.Tensor
     test_targets: torch.Tensor
     classes: tuple[str, ...]
-    normalisation: Normalisation
+    normalization: Normalization
     source: str
     notes: tuple[str, ...] = ()
 
@@ -58,7 +58,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None, download: b
         place = find(entry, folder) or (get(name, folder=folder) if download else _not_here(entry, folder))
         arrays, notes = _read_all(entry, place)
         source = str(place)
-    inputs = [_normalised(images, entry) for images in arrays[0::2]]
+    inputs = [_normalized(images, entry) for images in arrays[0::2]]
     targets = [_targets(labels) for labels in arrays[1::2]]
     return Dataset(
         name,
@@ -67,7 +67,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None, download: b
         inputs[1],
         targets[1],
         entry.classes,
-        entry.normalisation,
+        entry.normalization,
         source,
         notes,
     )
@@ -144,11 +144,11 @@ def _show(progress: Progress, task: TaskID, done: int, total: int | None) -> Non
     progress.update(task, completed=done, total=total)
 
 
-def _normalised(images: Bytes, entry: Benchmark) -> torch.Tensor:
+def _normalized(images: Bytes, entry: Benchmark) -> torch.Tensor:
     import torch
 
     pixels = torch.from_numpy(images.astype(np.float32)).reshape(-1, *entry.input_shape)
-    return entry.normalisation.normalise_(pixels.div_(entry.largest_pixel))
+    return entry.normalization.normalize_(pixels.div_(entry.largest_pixel))
 
 
 def _targets(labels: Bytes) -> torch.Tensor:
