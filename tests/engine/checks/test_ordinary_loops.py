@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -313,8 +314,11 @@ REDUCED_BY_HAND = {
 @pytest.mark.parametrize("said", ["mean", "sum"])
 def test_a_mean_over_examples_one_by_one_is_never_called_a_sum(private, name, said):
     run = private(loss_reduction=said)
-    with pytest.warns(UserWarning, match="a mean or a sum over the batch could not be checked"):
+    # A second batch, of another size, shows what the first one does not.
+    refused = pytest.raises(PdpsgdError, match="is a mean") if said == "sum" else nullcontext()
+    with pytest.warns(UserWarning, match="a mean or a sum over the batch could not be checked"), refused:
         train(run, lambda m, x, y: REDUCED_BY_HAND[name](m(x), y))
+    run.engine.close()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -40,7 +40,7 @@ class FirstBatches(StepObserver):
         self._views = views
         self._criterion_is_checked = criterion is None
         self._loop_is_checked = not watch_loop
-        self._sizes_divided_by: set[int] = set()
+        self._last: LossWatch | None = None  # of the batch before, if that was not enough
         self._watch: LossWatch | None = None  # of the current batch
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
@@ -61,7 +61,10 @@ class FirstBatches(StepObserver):
         if watch is not None:
             watch.stop(report=report)
             self._loop_is_checked = watch.concluded
-            self._sizes_divided_by = watch.sizes_divided_by
+            if watch.concluded:
+                self._last = None
+            elif report:
+                self._last = watch
 
     def _start_watch(self, batch: PhysicalBatch) -> None:
         self._watch = LossWatch(
@@ -72,7 +75,7 @@ class FirstBatches(StepObserver):
             loss_reduction=self._loss_reduction,
             views=self._views,
             criterion_is_checked=self._criterion is not None,
-            sizes_divided_by=self._sizes_divided_by,
+            last=self._last,
         )
         whole = batch.size * self._views
         batch.when_stepped.append(lambda: self.stop(report=self._gradients.recorded_batch_size == whole))

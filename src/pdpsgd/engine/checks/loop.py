@@ -1,22 +1,26 @@
-"""Checks of a recorded loop: what happens to an example must not depend on the other examples.
+"""Checks of a recorded loop: what happens to an example must not depend on the other examples, nor on their number.
 
 The recording (`replay`) is replayed with some examples replaced by another, and compared in the rows of those that
 stayed: the model's inputs, and the gradients of the loss with respect to the model's outputs. Half of the examples are
 replaced at a time, so that a statistic of one example, such as a maximum, changes; and all but one, so that a
-normalization over the batch changes.
+normalization over the batch changes. The same is done with made-up outputs and targets of every class, which the batch
+may not have. A second batch of another size is replayed on the first one's examples: that shows numbers that a replay
+keeps as they were, such as the size itself.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from pdpsgd.engine.batches import exchanged, has_rows, same_but_for, tensors
+from pdpsgd.engine.checks.loss import Precision, class_counts, every_class, made_up
 from pdpsgd.engine.checks.replay import Call, CannotTellError, Change, Replay
 from pdpsgd.errors import fail
 from pdpsgd.gradients.clipping import leaves_of_graph
@@ -26,9 +30,46 @@ ALL_BUT_ONE = 4
 TOLERANCE = 2e-3
 _SCALING = ("div", "true_divide", "divide", "truediv", "rdiv", "rtruediv", "mul", "multiply", "rmul")
 
+CheckOwnLoss = Callable[[int], str | None]
+# By call on the way to the loss: the function's name, and its arguments that are numbers.
+Numbers = list[tuple[str, list[float]]]
+# Batches of two sizes are compared as closely as float32 allows; the sizes must differ by more.
+SIZE_TOLERANCE = 2e-4
+_POWERS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
 
-def check_inputs(replay: Replay, inputs: Any, *, views: int) -> None:
-    """Refuse a loop in which other examples change the model's inputs for an example."""
+
+class SizeOrScheduleError(CannotTellError):
+    """A difference between two batches that comes from their sizes, or from a schedule."""
+
+
+@dataclass
+class Recorded:
+    """One batch of a loop as it was recorded, for comparison with a batch of another size.
+
+    Sensitive: it holds the batch.
+    """
+
+    size: int
+    given: list[Tensor]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    gradients: Tensor
+    scalar_gradients: list[float]
+    own_reduction: str | None
+    numbers_before: Numbers  # the model
+    numbers_after: Numbers
+
+    def tells_from(self, size: int) -> bool:
+        """Whether a batch of this size is different enough to compare with."""
+        return abs(math.log(size / self.size)) > 10 * SIZE_TOLERANCE
+
+    def rows_for(self, size: int) -> Tensor:
+        """Return which of its examples stand in a batch of another size: all in turn."""
+        return torch.arange(size) % self.size
+
+
+def check_inputs(replay: Replay, inputs: Any, *, views: int) -> list[Tensor]:
+    """Refuse a loop in which other examples change the model's inputs for an example; return the inputs by row."""
     size, given = replay.size, tensors(inputs)
     known = [leaf for leaf in given if id(leaf) in replay.known]
     rows = [leaf for leaf in known if has_rows(leaf, size * views)]
@@ -46,12 +87,23 @@ def check_inputs(replay: Replay, inputs: Any, *, views: int) -> None:
         raise CannotTellError("it does not come out alike when it is done again")
     for replaced, change in _tries(size):
         if not _are_same(replaced, known, replay.again(change, known), rows, size):
-            fail(
-                "Examples mix before the model in this loop: replacing some examples of the batch changes what the "
-                "model is called with for others. What is done to a batch must be done to each example by itself: "
-                "no statistics of the batch (use public constants), no mixup, and with several views the rows of an "
-                "example one after the other (inputs.repeat_interleave(views, 0))."
-            )
+            _refuse_inputs("replacing some examples of the batch changes")
+    return rows
+
+
+def check_inputs_of_two_sizes(replay: Replay, rows: list[Tensor], earlier: Recorded, *, views: int) -> None:
+    """Refuse a loop that gives the model other inputs for the same examples in a batch of another size."""
+    if len(rows) != len(earlier.inputs) or replay.draws_for(rows):
+        return
+    again = replay.again(lambda leaf: leaf, rows, given=_in_this_size(replay, earlier))
+    chosen = earlier.rows_for(replay.size)
+    if views > 1:
+        chosen = (chosen[:, None] * views + torch.arange(views)).flatten()
+    for before, after in zip(earlier.inputs, again, strict=True):
+        if not same_but_for([], before[chosen], after, replay.size):
+            if _follow_size(earlier.numbers_before, numbers_of(replay, rows), earlier.size, replay.size):
+                _refuse_inputs("the number of examples in the batch changes")
+            _say_if_size_was_asked(replay, "what the model is called with for an example")
 
 
 class LossCheck:
@@ -60,19 +112,70 @@ class LossCheck:
     def __init__(self, replay: Replay, loss: Tensor, outputs: dict[int, tuple[Tensor, Tensor]]) -> None:
         self.replay, self.loss, self.outputs = replay, loss, outputs
         self.size = replay.size
+        calls = [] if replay.too_long else replay.calls_for([loss])
+        used = {id(leaf) for call in calls for leaf in tensors((call.args, call.kwargs))} | {id(loss)}
+        self._calls = calls
+        self._by_row = [key for key, (leaf, _) in outputs.items() if has_rows(leaf, self.size)]
+        self._shared = [key for key in outputs if key in used and key not in self._by_row]
+        # Numbers that the model computed over the examples: a loss of its own, or a part of one.
+        self.scalars = [
+            key for key in self._shared if outputs[key][0].numel() == 1 and outputs[key][0].requires_grad
+        ]
+        self.own_reduction: str | None = None
 
-    def examples_do_not_mix(self) -> None:
-        """Refuse a loss in which they mix."""
+    def examples_do_not_mix(self, check_own_loss: CheckOwnLoss) -> None:
+        """Refuse a loss in which they mix.
+
+        `check_own_loss` is called with the place of a number among the model's outputs, and returns how it is reduced.
+        """
+        places = list(self.outputs)
+        for key in self.scalars:
+            self.own_reduction = check_own_loss(places.index(key))
         if self._is_the_models_own:
             return
         self._check_that_it_can_be_told()
-        together = self._gradients(lambda leaf: leaf)
-        for replaced, change in _tries(self.size):
-            stay = [row for row in range(self.size) if row not in replaced]
-            before, after = together[stay], self._gradients(change)[stay]
-            finite = before.isfinite().all(1)
-            if not torch.equal(finite, after.isfinite().all(1)) or _differ(before[finite], after[finite]):
+        self._compare({}, lambda leaf: leaf)
+        self._compare_made_up()
+
+    def _compare(self, given: dict[int, Tensor], convert: Change, precision: Precision | None = None) -> None:
+        """Compare the gradients of rows that stay while others, or numbers of the model's own, are replaced."""
+        together = self._gradients(lambda leaf: leaf, given=given, convert=convert)
+        tolerance = TOLERANCE if precision is None else precision.tolerance
+        if self.scalars:
+            moved = self._gradients(lambda leaf: leaf, given=given, convert=convert, scale=1.37)
+            if _differ(together.flat(), moved.flat(), tolerance):
                 _refuse_loss()
+        for replaced, change in _tries(self.size):
+            stay = torch.ones(self.size, dtype=torch.bool)
+            stay[replaced] = False
+            changed = self._gradients(change, given=given, convert=convert)
+            before, after = together.rows[stay], changed.rows[stay]
+            finite = before.isfinite().all(1)
+            if (
+                not torch.equal(finite, after.isfinite().all(1))
+                or _differ(before[finite], after[finite], tolerance)
+                or _differ(together.of_scalars[None], changed.of_scalars[None], tolerance)
+            ):
+                _refuse_loss()
+
+    def _compare_made_up(self) -> None:
+        """Compare once more with made-up outputs in float64, and targets of every class."""
+        values = [self.outputs[key][1] for key in self._by_row if self.outputs[key][1].is_floating_point()]
+        classes = class_counts(values, self.replay.given, self.size)
+        for dtype in (torch.float64, None):
+            made = {key: made_up(self.outputs[key][1], self.size, self.size, dtype) for key in self._by_row}
+            made |= {
+                key: every_class(leaf, classes[id(leaf)])
+                for key, leaf in self.replay.given_by_id.items()
+                if id(leaf) in classes
+            }
+            precision = Precision()
+            try:
+                with precision:
+                    self._compare(made, partial(_converted, dtype), precision if dtype else None)
+            except CannotTellError:
+                continue
+            return
 
     @property
     def _is_the_models_own(self) -> bool:
@@ -82,72 +185,164 @@ class LossCheck:
     def _check_that_it_can_be_told(self) -> None:
         if not self.outputs:
             raise CannotTellError("the model was not called")
-        calls = self.replay.calls_for([self.loss])
-        used = {id(leaf) for call in calls for leaf in tensors((call.args, call.kwargs))}
-        for key, (leaf, _) in self.outputs.items():
-            if key in used and not has_rows(leaf, self.size):
-                raise CannotTellError("the first dimension of the model's outputs is not the batch")
-        written = {id(leaf) for call in calls for leaf in call.written}
-        for call in calls:
+        if set(self._shared) - set(self.scalars):
+            raise CannotTellError("the first dimension of the model's outputs is not the batch")
+        written = {id(leaf) for call in self._calls for leaf in call.written}
+        for call in self._calls:
             for leaf, made_by in zip(tensors(call.outputs), call.made_by, strict=True):
                 if leaf.grad_fn is not made_by and id(leaf) not in written:
                     raise CannotTellError("it has an autograd function of its own")
 
     def is_reduced_by(self, said: str | None) -> bool:
-        """Refuse a loss that is reduced otherwise than was said; whether a batch of another size need not be asked.
+        """Refuse a loss that is reduced otherwise than was said; whether that is certain from one batch.
 
         A sum that is divided by len(batch), a number, looks like one that is divided by a constant. Which it is shows
         in batches of two sizes: the number goes along, or it does not.
         """
-        if said is None or self._is_the_models_own:
+        if said is None:
             return True
-        together = self._gradients(lambda leaf: leaf)
+        if self.own_reduction is not None:
+            if self._is_the_models_own and self.own_reduction != said:
+                _refuse_reduction(said, self.own_reduction)
+            return self._is_the_models_own
+        if self._is_the_models_own:
+            return True
         rows = _spread(self.size, ALL_BUT_ONE)
-        alone = torch.cat([self._gradients(_only(row), alone=True) for row in rows])
-        is_mean, is_sum = not _differ(together[rows] * self.size, alone), not _differ(together[rows], alone)
         pairs = zip(rows, rows[1:] + rows[:1], strict=True)
-        pair = torch.cat([self._gradients(_only(*two), alone=True)[:1] for two in pairs])
-        if not ((is_mean and not _differ(2 * pair, alone)) or (is_sum and not _differ(pair, alone))):
+        with Precision() as precision:
+            together = self._gradients(lambda leaf: leaf).rows[rows]
+            alone = torch.cat([self._gradients(_only(row), alone=True).rows for row in rows])
+            pair = torch.cat([self._gradients(_only(*two), alone=True).rows[:1] for two in pairs])
+        differ = partial(_differ, other=alone, tolerance=max(TOLERANCE, precision.tolerance))
+        is_mean, is_sum = not differ(together * self.size), not differ(together)
+        if not ((is_mean and not differ(2 * pair)) or (is_sum and not differ(pair))):
             raise CannotTellError("it comes out otherwise for one, for two and for all examples")
-        divided = is_sum and not is_mean and self._divides_by_size()
+        scaled = self._scales_by_size()
+        if is_mean and not is_sum and said == "mean" and scaled and self.replay.asked_for_size:
+            # mean * len(batch) / constant: a sum, unless a constant happens to be the size
+            _refuse_reduction(said, "sum")
+        divided = is_sum and not is_mean and scaled
         found = ["mean"] if divided else ["mean"] * is_mean + ["sum"] * is_sum
         if said not in found:
-            other = found[0]
-            fail(
-                f'Expected a loss reduced over the batch as loss_reduction="{said}". Got one that '
-                f"is a {other}, so that gradients would be clipped at a norm that depends on the batch's size. "
-                f'Reduce the loss by reduction="{said}", or say make_private(..., loss_reduction="{other}").'
-            )
+            _refuse_reduction(said, found[0])
         return not divided
 
-    def _gradients(self, change: Change, *, alone: bool = False) -> Tensor:
+    def record(self, inputs: list[Tensor], numbers: Numbers) -> Recorded:
+        """Return what a batch of another size is compared with."""
+        gradients = self._gradients(lambda leaf: leaf)
+        return Recorded(
+            self.size,
+            self.replay.given,
+            inputs,
+            [self.outputs[key][1] for key in self.outputs],
+            gradients.rows,
+            gradients.of_scalars.tolist(),
+            self.own_reduction,
+            numbers,
+            numbers_of(self.replay, [self.loss]),
+        )
+
+    def agrees_with(self, earlier: Recorded, *, said: str) -> None:
+        """Refuse a loss that gives the same examples other gradients in a batch of another size."""
+        if self.replay.draws_for([self.loss]) or len(earlier.outputs) != len(self.outputs):
+            return
+        chosen = earlier.rows_for(self.size)
+        given = _in_this_size(self.replay, earlier)
+        for key, value in zip(self.outputs, earlier.outputs, strict=True):
+            given[key] = value[chosen] if key in self._by_row and has_rows(value, earlier.size) else value
+        with Precision() as precision:
+            here = self._gradients(lambda leaf: leaf, given=given)
+        tolerance = max(SIZE_TOLERANCE, precision.tolerance)
+        there = earlier.gradients[chosen]
+        factors = {"mean": (self.size, earlier.size), "sum": (1, 1)}
+        if here.rows.shape != there.shape:
+            return
+        found = [kind for kind, (a, b) in factors.items() if not _differ(here.rows * a, there * b, tolerance)]
+        own = earlier.own_reduction
+        for before, after in zip(earlier.scalar_gradients, here.of_scalars.tolist(), strict=True):
+            # The model's own mean, times a constant, is a mean; times the size it is a sum, and the other way round.
+            ratio = {"mean": 1.0, "sum": self.size / earlier.size}
+            if own == "sum":
+                ratio = {"mean": earlier.size / self.size, "sum": 1.0}
+            found = [
+                kind
+                for kind in found
+                if own is None or math.isclose(after, before * ratio[kind], rel_tol=tolerance)
+            ]
+        if found and said not in found:
+            _refuse_reduction(said, found[0])
+        if not found:
+            numbers = numbers_of(self.replay, [self.loss])
+            if _follow_size(earlier.numbers_after, numbers, earlier.size, self.size):
+                _refuse_loss(" (A batch of another size showed it: do not use what earlier steps trained.)")
+            _say_if_size_was_asked(self.replay, "the gradient that the loss gives an example")
+
+    def expected(self) -> dict[int, Tensor]:
+        """Return the gradient that the loss, as it was recorded, gives each output of the model."""
+        return self._gradients(lambda leaf: leaf).by_output
+
+    def _gradients(
+        self,
+        change: Change,
+        *,
+        alone: bool = False,
+        given: dict[int, Tensor] | None = None,
+        convert: Change = lambda leaf: leaf,
+        scale: float = 1.0,
+    ) -> _Gradients:
         """Return the gradients of the outputs, one row per example, with the loss replayed on a changed batch."""
-        rows = [
-            (key, leaf, value) for key, (leaf, value) in self.outputs.items() if has_rows(leaf, self.size)
-        ]
-        outputs = [change(value).clone().requires_grad_(leaf.requires_grad) for _, leaf, value in rows]
-        instead = {key: new.clone() for (key, _, _), new in zip(rows, outputs, strict=True)}
-        (result,) = self.replay.again(change, [self.loss], instead=instead, alone=alone)
+        given = given or {}
+        keys = [*self._by_row, *self.scalars]
+        outputs = []
+        for key in keys:
+            leaf, value = self.outputs[key]
+            value = convert(given.get(key, value))
+            value = change(value) if key in self._by_row else value * scale
+            outputs.append(value.detach().clone().requires_grad_(leaf.requires_grad))
+        instead = {key: new.clone() for key, new in zip(keys, outputs, strict=True)}
+        (result,) = self.replay.again(
+            lambda leaf: change(convert(leaf)), [self.loss], instead=instead, alone=alone, given=given
+        )
         if result.numel() != 1 or not result.requires_grad:
             raise CannotTellError("its last operation does not give the loss")
         trained = [leaf for leaf in outputs if leaf.requires_grad]
         found = torch.autograd.grad(result.reshape(()), trained, allow_unused=True)
-        parts = [
-            (torch.zeros_like(leaf) if part is None else part).reshape(len(leaf), -1).double()
+        by_leaf = {
+            id(leaf): torch.zeros_like(leaf) if part is None else part
             for leaf, part in zip(trained, found, strict=True)
-        ]
-        return torch.cat(parts, 1)
+        }
+        by_output = {
+            key: by_leaf[id(leaf)] for key, leaf in zip(keys, outputs, strict=True) if id(leaf) in by_leaf
+        }
+        parts = [part for key, part in by_output.items() if key in self._by_row]
+        size = len(outputs[0]) if self._by_row else self.size
+        rows = [part.reshape(size, -1).double() for part in parts] or [torch.zeros(size, 1)]
+        scalars = [part.reshape(1).double() for key, part in by_output.items() if key not in self._by_row]
+        return _Gradients(by_output, torch.cat(rows, 1), torch.cat(scalars) if scalars else torch.zeros(0))
 
-    def _divides_by_size(self) -> bool:
+    def _scales_by_size(self) -> bool:
         """Whether something is divided by the number of examples, or of the outputs' numbers; or times its inverse."""
-        sizes = {self.size} | {leaf.numel() for leaf, _ in self.outputs.values() if has_rows(leaf, self.size)}
+        sizes = {self.size} | {self.outputs[key][0].numel() for key in self._by_row}
         return any(
             math.isclose(number, size, rel_tol=1e-6) or math.isclose(number * size, 1.0, rel_tol=1e-6)
-            for call in self.replay.calls_for([self.loss])
+            for call in self._calls
             if call.name in _SCALING
             for number in _numbers(call, self.replay)
             for size in sizes
         )
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients of the loss with respect to outputs: by output, by row, and of numbers of the model's own."""
+
+    by_output: dict[int, Tensor]
+    rows: Tensor
+    of_scalars: Tensor
+
+    def flat(self) -> Tensor:
+        """Return all of them in one row."""
+        return torch.cat([self.rows.flatten(), self.of_scalars])[None]
 
 
 def check_parameters(loss: Tensor, replay: Replay, own: set[int]) -> None:
@@ -164,18 +359,82 @@ def check_parameters(loss: Tensor, replay: Replay, own: set[int]) -> None:
         )
 
 
+def check_arrived(expected: dict[int, Tensor], arrived: dict[int, Tensor]) -> None:
+    """Refuse a backward pass that gave the model's outputs other gradients than its loss does."""
+    for key, gradient in expected.items():
+        if key in arrived and gradient.shape == arrived[key].shape and gradient.dim():
+            rows = [part.reshape(len(part), -1).double() for part in (gradient, arrived[key])]
+            finite = rows[0].isfinite().all(1)
+            if _differ(rows[0][finite], rows[1][finite]):
+                fail(
+                    "Expected the model's outputs to get the gradients that the loss gives them. Got others: a hook "
+                    "(register_hook) or an autograd function of the loop changes gradients, where examples may mix. "
+                    "A hook may look at gradients, and return None. Put what has to be done into the loss."
+                )
+
+
+def numbers_of(replay: Replay, wanted: Sequence[Tensor]) -> Numbers:
+    """Return the numbers in the calls behind these tensors."""
+    return [(call.name, list(_numbers(call, replay))) for call in replay.calls_for(wanted)]
+
+
+def _follow_size(before: Numbers, after: Numbers, size_before: int, size_after: int) -> bool:
+    """Whether a number in the calls for one batch, and for another, goes with the sizes of the two.
+
+    As a power of the size, or as the size and a constant. Other differences may come from a schedule.
+    """
+    if [name for name, _ in before] != [name for name, _ in after]:
+        return False
+    pairs = [
+        (one, other)
+        for (_, old), (_, new) in zip(before, after, strict=True)
+        if len(old) == len(new)
+        for one, other in zip(old, new, strict=True)
+        if one != other
+    ]
+    ratios = [(size_after / size_before) ** power for power in _POWERS]
+    step = size_after - size_before
+    return any(
+        any(math.isclose(other, one * ratio, rel_tol=1e-6) for ratio in ratios)
+        or (abs(step) > 2 and math.isclose(other - one, step, rel_tol=1e-9))
+        or (abs(step) > 2 and one * other != 0 and math.isclose(1 / other - 1 / one, step, rel_tol=1e-6))
+        for one, other in pairs
+    )
+
+
+def _say_if_size_was_asked(replay: Replay, what: str) -> None:
+    if replay.asked_for_size and not replay.used_size:
+        raise SizeOrScheduleError(
+            f"In a batch of another size {what} is not the same. A schedule may do that, the size must not; which of "
+            "them does could not be checked"
+        )
+
+
+def _in_this_size(replay: Replay, earlier: Recorded) -> dict[int, Tensor]:
+    """Return the examples of an earlier batch in place of this batch's."""
+    keys = list(replay.given_by_id)
+    if len(keys) != len(earlier.given):
+        raise CannotTellError("batches are not alike")
+    chosen = earlier.rows_for(replay.size)
+    return {key: leaf[chosen] for key, leaf in zip(keys, earlier.given, strict=True)}
+
+
 def _tries(size: int) -> Iterator[tuple[list[int], Change]]:
     """Yield which examples are replaced, and the change that does it."""
     for row in _spread(size, ALL_BUT_ONE):
-        yield _replacing([other for other in range(size) if other != row], row, size)
-    halves = random.Random(0)
+        yield _replacing([*range(row), *range(row + 1, size)], row, size)
+    halves = torch.Generator().manual_seed(0)
     for _ in range(HALVES):
-        order = halves.sample(range(size), size)
-        yield _replacing(sorted(order[: max(1, size // 2)]), order[-1], size)
+        order = torch.randperm(size, generator=halves)
+        yield _replacing(order[: max(1, size // 2)].sort().values.tolist(), int(order[-1]), size)
 
 
 def _replacing(rows: list[int], by: int, size: int) -> tuple[list[int], Change]:
     return rows, lambda leaf: exchanged(leaf, size, rows, by)
+
+
+def _converted(dtype: torch.dtype | None, leaf: Tensor) -> Tensor:
+    return leaf if dtype is None or not leaf.is_floating_point() else leaf.to(dtype)
 
 
 def _only(*rows: int) -> Change:
@@ -200,12 +459,30 @@ def _are_same(
     )
 
 
-def _refuse_loss() -> NoReturn:
+def _refuse_inputs(what: str) -> NoReturn:
+    fail(
+        f"Examples mix before the model in this loop: {what} what the model is called with for others. What is done to "
+        "a batch must be done to each example by itself: no statistics of the batch (use public constants), no mixup, "
+        "nothing that depends on the batch's size, and with several views the rows of an example one after the other "
+        "(inputs.repeat_interleave(views, 0))."
+    )
+
+
+def _refuse_loss(more: str = "") -> NoReturn:
     fail(
         "Examples mix in the loss of this loop: the gradient that it gives an example's outputs in a batch is not the "
         "one it gives them alone, or among others. Every example's loss must depend on that example only, and the "
         "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch, no "
-        "mixed targets, no contrastive terms, no statistics of the batch."
+        "mixed targets, no contrastive terms, no statistics of the batch, nothing that depends on the batch's size."
+        f"{more}"
+    )
+
+
+def _refuse_reduction(said: str, other: str) -> NoReturn:
+    fail(
+        f'Expected a loss reduced over the batch as loss_reduction="{said}". Got one that '
+        f"is a {other}, so that gradients would be clipped at a norm that depends on the batch's size. "
+        f'Reduce the loss by reduction="{said}", or say make_private(..., loss_reduction="{other}").'
     )
 
 
@@ -218,8 +495,8 @@ def _numbers(call: Call, replay: Replay) -> Iterator[float]:
             yield leaf
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
-    if not len(one):
+def _differ(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> bool:
+    if not one.numel():
         return False
     sizes = torch.maximum(one.norm(dim=1), other.norm(dim=1))
-    return not bool(((one - other).norm(dim=1) <= TOLERANCE * (sizes + 1e-3 * sizes.max())).all())
+    return not bool(((one - other).norm(dim=1) <= tolerance * (sizes + 1e-3 * sizes.max())).all())

@@ -9,7 +9,7 @@ whatever else lets rows meet.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -58,7 +58,7 @@ def check_loss(
     for made in _made_up_batches(outputs, targets, rows=rows, size=size):
         try:
             with seeded(0), torch.enable_grad():
-                _Trial(_in_precision(tried, made.dtype), made, _Precision()).check(loss_reduction)
+                _Trial(_in_precision(tried, made.dtype), made, Precision()).check(loss_reduction)
         except _CannotTellError:
             return False
         except PdpsgdError:
@@ -83,8 +83,8 @@ class _MadeUp:
     dtype: torch.dtype
 
 
-class _Precision(TorchFunctionMode):
-    """Note of the lowest precision that a loss computes in."""
+class Precision(TorchFunctionMode):
+    """Tolerance of the lowest precision that a loss computes in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Precision(TorchFunctionMode):
 class _Trial:
     loss: Loss
     made: _MadeUp
-    precision: _Precision
+    precision: Precision
 
     def check(self, loss_reduction: str) -> None:
         """Compare all rows together with parts of them."""
@@ -182,12 +182,12 @@ class _Trial:
 def _made_up_batches(outputs: Any, targets: Any, *, rows: int, size: int) -> Iterator[_MadeUp]:
     """Yield batches to try, until the loss can be computed on one of them."""
     by_row = [leaf for leaf in tensors(outputs) if has_rows(leaf, rows) and leaf.is_floating_point()]
-    classes = _classes(by_row, targets, size)
+    classes = class_counts(by_row, tensors(targets), size)
     wanted = max(min(size, MOST_ROWS), LEAST_ROWS, 2 * max(classes.values(), default=0))
     count = max(4, min(wanted, MOST_NUMBERS // max(1, sum(leaf[0].numel() for leaf in by_row))))
     for dtype in (torch.float64, torch.float32):
         with seeded(1):
-            made_outputs = map_tensors(lambda leaf: _made_up(leaf, rows, count, dtype), outputs)  # noqa: B023
+            made_outputs = map_tensors(lambda leaf: made_up(leaf, rows, count, dtype), outputs)  # noqa: B023
             for invented in (True, False) if classes else (False,):
                 made_targets = _made_up_targets(
                     targets, classes if invented else {}, size=size, count=count, dtype=dtype
@@ -195,9 +195,9 @@ def _made_up_batches(outputs: Any, targets: Any, *, rows: int, size: int) -> Ite
                 yield _MadeUp(made_outputs, made_targets, count, dtype)
 
 
-def _made_up(leaf: Tensor, rows: int, count: int, dtype: torch.dtype) -> Tensor:
+def made_up(leaf: Tensor, rows: int, count: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return `count` random rows like those of the leaf: in its range, if that has a meaning."""
-    leaf = leaf.detach()
+    leaf, dtype = leaf.detach(), dtype or leaf.dtype
     if not leaf.is_floating_point():
         return leaf[torch.arange(count) % rows] if has_rows(leaf, rows) else leaf
     if not has_rows(leaf, rows):
@@ -225,20 +225,29 @@ def _made_up_targets(
             return leaf
         made = leaf.detach()[rows]
         if id(leaf) in classes:
-            every = torch.arange(count) // 2 % classes[id(leaf)]
-            every = every.reshape(-1, *[1] * (leaf.dim() - 1)).expand_as(made) + torch.arange(
-                made[0].numel()
-            ).reshape(made.shape[1:])
-            made[1::2] = (every % classes[id(leaf)]).to(made)[1::2]
+            made = every_class(made, classes[id(leaf)])
         return made.to(dtype) if made.is_floating_point() else made
 
     return map_tensors(change, targets)
 
 
-def _classes(outputs: list[Tensor], targets: Any, size: int) -> dict[int, int]:
-    """Return the number of classes for each tensor of targets that names classes of an output."""
+def every_class(targets: Tensor, count: int) -> Tensor:
+    """Return targets of which every second one is a class in turn.
+
+    >>> every_class(torch.tensor([7, 7, 7, 7, 7, 7]), 3).tolist()
+    [7, 0, 7, 1, 7, 2]
+    """
+    made = targets.detach().clone()
+    rows = torch.arange(len(made)).reshape(-1, *[1] * (made.dim() - 1)) // 2
+    inside = torch.arange(made[0].numel()).reshape(made.shape[1:])
+    made[1::2] = ((rows + inside) % count).expand_as(made).to(made)[1::2]
+    return made
+
+
+def class_counts(outputs: list[Tensor], targets: Iterable[Tensor], size: int) -> dict[int, int]:
+    """Return the number of classes for each tensor of targets (by id) that names classes of an output."""
     found: dict[int, int] = {}
-    for leaf in tensors(targets):
+    for leaf in targets:
         if leaf.is_floating_point() or not has_rows(leaf, size):
             continue
         for output in outputs:

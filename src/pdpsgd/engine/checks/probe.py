@@ -101,9 +101,7 @@ def check_model(module: nn.Module, inputs: Any, *, size: int) -> None:
         probe.confirm(probe.compare_few_with_all)
 
 
-def check_own_loss(
-    module: nn.Module, inputs: Any, place: int, *, size: int, loss_reduction: str | None
-) -> str | None:
+def check_own_loss(module: nn.Module, inputs: Any, place: int, *, size: int) -> str | None:
     """Refuse a model that mixes examples in a loss of its own, the tensor at this place among its outputs.
 
     Only plain autograd is used: a pass that waits to be collected is left alone.
@@ -113,12 +111,11 @@ def check_own_loss(
         inputs: What the model is called with.
         place: The number of the loss among the tensors of the outputs.
         size: The number of examples in the batch.
-        loss_reduction: How it must be reduced over the batch; None if either will do.
 
     Returns:
         "mean" or "sum"; None if it cannot be told, because the model draws random numbers.
     """
-    with _probing(module, size, (inputs, None), loss_reduction, keep=True) as probe:
+    with _probing(module, size, (inputs, None), None, keep=True) as probe:
         loss = partial(_tensor_at, place)
         probe.confirm(partial(probe.compare_parts_with_all, loss))
         return probe.found_reduction

@@ -30,6 +30,7 @@ _LEAVING = (
     "__bool__",
     "__index__",
 )
+_SIZES = (Tensor.__len__, Tensor.size, Tensor.numel, vars(torch._C.TensorBase)["shape"].__get__)
 Change = Callable[[Tensor], Tensor]
 
 
@@ -49,11 +50,15 @@ class Replay:
         self.known: dict[int, Tensor] = {id(leaf): leaf for leaf in given}
         self.calls: list[Call] = []
         self.too_long = False
-        self._given = {id(leaf): leaf.detach().clone() for leaf in given}
+        self.given_by_id = {id(leaf): leaf.detach().clone() for leaf in given}
+        self.asked_for_size = False  # by len(), .shape, .size() or .numel()
+        self.used_size = False  # as an argument of a function: view(size, -1), arange(size)
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Execute a call of the loop, and record it if it touches known tensors."""
         leaves = _leaves((args, kwargs))
+        self.asked_for_size |= _asks_for_size(function) and any(id(leaf) in self.known for leaf in leaves)
+        self.used_size |= any(type(leaf) is int and leaf == self.size for leaf in leaves)
         if self.too_long or not any(id(leaf) in self.known for leaf in leaves):
             return function(*args, **kwargs)
         self.too_long = len(self.calls) == MOST_CALLS
@@ -84,6 +89,15 @@ class Replay:
         self.known.update({id(leaf): leaf for leaf in leaves})
 
     @property
+    def given(self) -> list[Tensor]:
+        """Return the tensors of the batch as it was yielded."""
+        return list(self.given_by_id.values())
+
+    def draws_for(self, wanted: Sequence[Tensor]) -> bool:
+        """Whether random numbers are drawn on the way to these tensors."""
+        return any(call.draws for call in self.calls_for(wanted))
+
+    @property
     def looked_at(self) -> bool:
         """Whether values left torch, where they cannot be followed."""
         return any(call.leaves_torch for call in self.calls)
@@ -95,15 +109,19 @@ class Replay:
         *,
         instead: dict[int, Tensor] | None = None,
         alone: bool = False,
+        given: dict[int, Tensor] | None = None,
     ) -> list[Tensor]:
         """Replay the calls behind the wanted tensors on a changed batch, and return their new values.
 
         `instead` has values for tensors that come from the batch by calls that are not recorded (through the model).
         With `alone`, the changed batch has another size: then no tensor of the batch's size may come from elsewhere.
+        `given` has tensors to begin with in place of the batch's own, by their ids.
         """
         if self.too_long:
             raise CannotTellError("it takes too many operations")
-        values: dict[int, Any] = {key: change(leaf).clone() for key, leaf in self._given.items()}
+        values: dict[int, Any] = {
+            key: change((given or {}).get(key, leaf)).clone() for key, leaf in self.given_by_id.items()
+        }
         values |= instead or {}
 
         def replaced(leaf: Any) -> Any:
@@ -211,6 +229,11 @@ class Call:
         """Whether it takes values out of torch."""
         return getattr(self.function, "__name__", "") in _LEAVING
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return not _equal(self.before.random_states, self.random_states_after)
+
     def again(self, replaced: Callable[[Any], Any], *, alone: bool) -> Any:
         """Repeat the call with other arguments."""
         args, kwargs = _replaced((self.args, self.kwargs), replaced)
@@ -226,12 +249,15 @@ class Call:
             outputs = self.function(*args, **kwargs)
             for generator, state in kept:
                 generator.set_state(state)
-        draws = not _equal(self.before.random_states, self.random_states_after)
-        if draws and (alone or not _equal(_random_states(), self.random_states_after)):
+        if self.draws and (alone or not _equal(_random_states(), self.random_states_after)):
             raise CannotTellError("it draws random numbers")
         if self.leaves_torch and not alone and not _same_value(outputs, self.outputs):
             raise CannotTellError("it takes numbers out of torch that depend on the examples")
         return outputs
+
+
+def _asks_for_size(function: Callable[..., Any]) -> bool:
+    return function in _SIZES
 
 
 def _leaves(tree: Any) -> list[Any]:
