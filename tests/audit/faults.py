@@ -90,7 +90,11 @@ def twice_the_norm_at_half_the_rate(engine: PrivacyEngine) -> None:
     """What people contribute on average is as planned; how much they can contribute is not."""
     sampled_by(lambda plan: with_rates(plan, lambda rates: tuple(q / 2 for q in rates)))(engine)
     honest = engine.gradients.clipped_sum
-    engine.gradients.clipped_sum = lambda norms, **options: honest(2 * norms, **options)
+
+    def clipped_sum(norms, *, largest_clip_norm, **options):
+        return honest(2 * norms, largest_clip_norm=2 * largest_clip_norm, **options)
+
+    engine.gradients.clipped_sum = clipped_sum
 
 
 def divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:

@@ -51,8 +51,9 @@ def test_each_level_is_clipped_to_its_own_norm(private, helpers):
         break
     rows = gradients_one_by_one(reference, inputs, targets)
     norms = torch.cat([torch.full((20, 1), 0.1), torch.full((20, 1), 0.025)])
-    clipped = rows * torch.clamp(norms / rows.norm(dim=1, keepdim=True), max=1)
-    torch.testing.assert_close(released(run), clipped.sum(0) / 40.0, rtol=2e-3, atol=1e-6)
+    limits = norms * (1 - 2**-11) - 0.1 * 2**-10  # with room for rounding
+    clipped = rows * torch.clamp(limits / rows.norm(dim=1, keepdim=True), max=1)
+    torch.testing.assert_close(released(run), clipped.sum(0) / 40.0, rtol=1e-3, atol=1e-6)
 
 
 def test_the_noise_is_that_of_the_plan(private, helpers):
@@ -190,14 +191,14 @@ def test_another_norm_than_the_plans_scales_the_noise_with_it(private, helpers):
     torch.testing.assert_close(released(eight), released(one) * 8)
 
 
-def test_bfloat16_models_get_their_noise_in_float32(private, helpers):
+def test_bfloat16_models_get_their_noise_in_float64(private, helpers):
     # With other draws the first batch's mean loss may be too coarse in bfloat16 for the loop to be checked.
     run = private(
         module=helpers.module().to(torch.bfloat16), data=_in_bfloat16(helpers.data(40)), secure=False
     )
     run.train()
     assert all(parameter.grad.dtype == torch.bfloat16 for parameter in run.module.parameters())
-    assert all(total.dtype == torch.float32 for total in run.engine.gradients.sums.values())
+    assert all(total.dtype == torch.float64 for total in run.engine.gradients.sums.values())
 
 
 def _in_bfloat16(data):

@@ -38,7 +38,8 @@ class Oracle:
 
     def clipped(self, gradients: dict[str, Tensor], clip_norms: Tensor) -> dict[str, Tensor]:
         norms = torch.cat([rows.reshape(len(rows), -1) for rows in gradients.values()], 1).norm(dim=1)
-        weights = (clip_norms * (1 - 2**-10) / norms.clamp(min=1e-100)).clamp(max=1)
+        limits = (clip_norms * (1 - 2**-11) - clip_norms.max() * 2**-10).clamp(min=0)
+        weights = (limits / norms.clamp(min=1e-100)).clamp(max=1)
         return {name: torch.tensordot(weights, rows, 1) for name, rows in gradients.items()}
 
     def check(self, module: nn.Module, *inputs: Any, tolerance: float = 1e-10) -> None:
@@ -60,12 +61,12 @@ class Oracle:
                     names[parameter]
                 )
             assert torch.allclose(
-                clipped.per_example_norms(), norms, rtol=10 * tolerance, atol=tolerance * scale
+                clipped.per_example_norms(), norms.double(), rtol=10 * tolerance, atol=tolerance * scale
             )
-            assert clipped.clipped_sum(clip_norms) == 0
+            assert clipped.clipped_sum(clip_norms, largest_clip_norm=float(clip_norms.max())) == 0
             for parameter, total in clipped.sums.items():
                 assert torch.allclose(
-                    total, sums[names[parameter]], rtol=0, atol=10 * tolerance * size * scale
+                    total, sums[names[parameter]].double(), rtol=0, atol=10 * tolerance * size * scale
                 ), names[parameter]
                 assert parameter.grad is None
         finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.gradients.clipping import ClippedGradients, clip_weights
+from pdpsgd.gradients.clipping import ClippedGradients, clip_limits, clip_weights
 
 
 def small_cnn() -> nn.Sequential:
@@ -29,7 +29,7 @@ def contribution(module: nn.Module, loss: Any, inputs: Tensor, example: int, cli
         loss(module(inputs)).backward()
         clip_norms = torch.zeros(inputs.shape[0])
         clip_norms[example] = clip_norm
-        clipped.clipped_sum(clip_norms, loss_reduction="sum")
+        clipped.clipped_sum(clip_norms, largest_clip_norm=clip_norm, loss_reduction="sum")
         return float(torch.cat([total.double().flatten() for total in clipped.sums.values()]).norm())
     finally:
         clipped.remove()
@@ -92,21 +92,41 @@ def test_each_example_has_its_own_clipping_norm() -> None:
     module = nn.Linear(4, 2, bias=False)
     clipped = ClippedGradients(module)
     module(torch.eye(4) * 10).sum().backward()
-    clipped.clipped_sum(torch.tensor([1.0, 2.0, 0.0, 100.0]), loss_reduction="sum")
-    norms = clipped.sums[module.weight].norm(dim=0)
-    assert torch.allclose(norms, torch.tensor([1.0, 2.0, 0.0, 200**0.5]), rtol=2e-3)
+    clip_norms = torch.tensor([1.0, 2.0, 0.0, 20.0])
+    clipped.clipped_sum(clip_norms, largest_clip_norm=20.0, loss_reduction="sum")
+    norms = clipped.sums[module.weight].norm(dim=0).float()
+    expected = torch.tensor([1.0, 2.0, 0.0, 200**0.5])
+    assert torch.allclose(norms, expected, atol=20 * 2**-10 + 2 * 2**-11)
+    assert bool((norms <= clip_norms).all())
+
+
+def test_clipping_leaves_room_for_rounding_in_parts_of_ones_own_and_of_the_largest_norm() -> None:
+    limits = clip_limits(torch.tensor([8.0, 1.0, 8 * 2**-10, 0.0], dtype=torch.float64), 8.0)
+    wanted = [8 * (1 - 2**-11) - 8 * 2**-10, 1 - 2**-11 - 8 * 2**-10, 0.0, 0.0]
+    assert limits.tolist() == wanted
+
+
+def test_the_largest_clipping_norm_is_public_and_not_read_off_the_batch() -> None:
+    module = nn.Linear(3, 2)
+    clipped = ClippedGradients(module)
+    for largest, message in ((None, "largest_clip_norm"), (1.5, "<= largest_clip_norm = 1.5. Got 2.0")):
+        module(torch.randn(2, 3)).sum().backward()
+        with pytest.raises(PdpsgdError, match=message):
+            clipped.clipped_sum(torch.tensor([1.0, 2.0]), largest_clip_norm=largest)
+    module(torch.randn(2, 3)).sum().backward()
+    assert clipped.clipped_sum(torch.tensor([2.0, 2.0])) == 0
 
 
 def test_physical_batches_add_up_to_the_whole_batch() -> None:
     module, inputs = small_cnn().double(), torch.randn(6, 1, 8, 8, dtype=torch.float64)
     clipped, clip_norms = ClippedGradients(module), torch.linspace(0.1, 3, 6)
     module(inputs).square().sum(1).mean().backward()
-    clipped.clipped_sum(clip_norms)
+    clipped.clipped_sum(clip_norms, largest_clip_norm=3.0)
     whole = {parameter: total.clone() for parameter, total in clipped.sums.items()}
     clipped.zero_sums()
     for first, last in ((0, 1), (1, 4), (4, 4), (4, 6)):
         module(inputs[first:last]).square().sum(1).mean().backward()
-        clipped.clipped_sum(clip_norms[first:last])
+        clipped.clipped_sum(clip_norms[first:last], largest_clip_norm=3.0)
     for parameter, total in clipped.sums.items():
         assert torch.allclose(total, whole[parameter], rtol=1e-12)
 
@@ -149,12 +169,12 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(name: str, value: float) -
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
 
 
-def test_sums_of_a_bfloat16_model_are_kept_in_float32() -> None:
+def test_sums_of_a_bfloat16_model_are_kept_in_float64() -> None:
     module = nn.Linear(4, 3).bfloat16()
     clipped = ClippedGradients(module)
     module(torch.randn(300, 4).bfloat16()).sum().backward()
     clipped.clipped_sum(torch.full((300,), 0.01), loss_reduction="sum")
-    assert all(total.dtype == torch.float32 for total in clipped.sums.values())
+    assert all(total.dtype == torch.float64 for total in clipped.sums.values())
     assert float(clipped.sums[module.bias].norm()) > 0.5
 
 
@@ -164,9 +184,24 @@ def test_sums_of_a_bfloat16_model_are_kept_in_float32() -> None:
 )
 def test_weight_times_norm_is_at_most_the_clipping_norm(norms: list[float], clip_norm: float) -> None:
     given_norms = torch.tensor(norms)
-    weights = clip_weights(given_norms, torch.full_like(given_norms, clip_norm))
+    weights = clip_weights(given_norms, torch.full_like(given_norms, clip_norm), clip_norm)
     assert bool(((weights >= 0) & (weights <= 1)).all())
     assert bool((weights.double() * given_norms.double() <= clip_norm).all())
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (20, 6, 40)])
+def test_norms_and_sums_are_taken_in_full_precision_also_within_autocast(shape: tuple[int, ...]) -> None:
+    module, inputs = nn.Linear(40, 30), torch.randn(shape)
+    found = []
+    for autocast in (False, True):
+        clipped = ClippedGradients(module)
+        module(inputs).square().sum().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            norms = clipped.per_example_norms(loss_reduction="sum")
+            clipped.clipped_sum(torch.ones(shape[0]), loss_reduction="sum")
+        found.append((norms, *(total.clone() for total in clipped.sums.values())))
+        clipped.remove()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_two_backward_passes_without_a_collection_are_refused() -> None:
@@ -316,12 +351,11 @@ def test_activation_checkpointing_is_right() -> None:
     assert all(torch.allclose(found[parameter], rows) for parameter, rows in expected.items())
 
 
-def test_sums_of_a_kind_lie_side_by_side_and_each_parameter_has_its_own_part() -> None:
+def test_sums_lie_side_by_side_and_each_parameter_has_its_own_part() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2).double())
     clipped = ClippedGradients(module)
     assert [(flat.dtype, flat.numel()) for flat in clipped.flat_sums] == [
-        (torch.float32, 3 * 4 + 4),
-        (torch.float64, 4 * 2 + 2),
+        (torch.float64, 3 * 4 + 4 + 4 * 2 + 2),
     ]
     for number, total in enumerate(clipped.sums.values()):
         total.fill_(number)

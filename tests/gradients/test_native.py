@@ -301,7 +301,7 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
     clipped.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
     for parameter, total in clipped.sums.items():
         assert parameter.grad is not None
-        assert torch.allclose(total, parameter.grad, rtol=1e-2, atol=1e-3)
+        assert torch.allclose(total, parameter.grad.double(), rtol=1e-2, atol=1e-3)
     clipped.remove()
 
 

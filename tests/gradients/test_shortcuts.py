@@ -104,7 +104,7 @@ def test_what_comes_after_a_pooling_may_overwrite_it(
     plain(channels_last(images)).mul_(2).sum().backward()
     for total, parameter in zip(sums, plain.parameters(), strict=True):
         assert parameter.grad is not None
-        assert torch.allclose(total, parameter.grad, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(total, parameter.grad.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_an_activation_in_place_changes_what_it_is_given() -> None:

@@ -75,6 +75,34 @@ def dispatch_modes_can_be_switched_off() -> bool:
     return inside == 0 and mode.calls > 0
 
 
+def precision_is_full_for_a_while() -> bool:
+    factors = torch.randn(300, 300)
+    exact = factors @ factors
+    with torch.autocast("cpu", torch.bfloat16):
+        with adapter.full_precision():
+            inside = factors @ factors
+        outside = (factors @ factors).dtype
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with adapter.full_precision():
+            products = factors @ factors
+            precisions = (
+                torch.backends.mkldnn.matmul.fp32_precision,
+                torch.backends.cuda.matmul.fp32_precision,
+            )
+        again = torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return (
+        inside.dtype == torch.float32
+        and outside == torch.bfloat16
+        and torch.equal(products, exact)
+        and precisions == ("ieee", "ieee")
+        and again == "medium"
+    )
+
+
 def hooks_are_seen() -> bool:
     found = [adapter.has_hooks(nn.ReLU())]
     for register in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
@@ -143,6 +171,7 @@ PRIVATE_APIS: dict[str, Callable[[], bool]] = {
     "Tensor._version": changes_in_place_are_counted,
     "torch._C mode stacks, forward_ad._current_level, DeviceContext": modes_and_transforms_are_seen,
     "torch.utils._python_dispatch._disable_current_modes": dispatch_modes_can_be_switched_off,
+    "torch.backends.mkldnn.matmul.fp32_precision": precision_is_full_for_a_while,
     "_has_any_global_hook, Module._forward_hooks and the like": hooks_are_seen,
     "Conv2d._conv_forward": convolutions_take_another_weight,
     "Conv2d._conv_forward as a method": replaced_convolutions_are_seen,

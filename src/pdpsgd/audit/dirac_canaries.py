@@ -19,7 +19,7 @@ from pdpsgd._typing import FloatArray
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
 from pdpsgd.audit.observed_run import ObservedStep, Tamper, observe_run
-from pdpsgd.gradients.clipping import CLIPPING_MARGIN
+from pdpsgd.gradients.clipping import clip_limits
 from pdpsgd.sampling.source import RandomSource
 
 OVERSHOOT = 10.0
@@ -111,8 +111,8 @@ def _observe(
 
 def _lengths(canaries: Canaries, round_index: int) -> FloatArray:
     plan = canaries.plan
-    scales = np.asarray(plan.rounds[round_index].clip_scales)[canaries.level]
-    return np.asarray(scales * plan.max_grad_norm * CLIPPING_MARGIN)
+    of_levels = torch.tensor(plan.rounds[round_index].clip_scales, dtype=torch.float64) * plan.max_grad_norm
+    return np.asarray(clip_limits(of_levels, float(of_levels.max())).numpy()[canaries.level])
 
 
 def _largest_norm(canaries: Canaries) -> float:

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
 from pdpsgd.audit.observed_run import Criterion, ObservedStep, Tamper, observe_run
-from pdpsgd.gradients.clipping import CLIPPING_MARGIN
+from pdpsgd.gradients.clipping import clip_limits
 from pdpsgd.sampling.source import RandomSource
 
 
@@ -129,8 +129,10 @@ class _Contributions:
         rows = [found[name].flatten(1).to(self.dtype) for name in parameters]
         norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
         plan = self.canaries.plan
-        scales = np.asarray(plan.rounds[round_index].clip_scales)[self.canaries.level]
-        limits = torch.from_numpy(scales) * plan.max_grad_norm * CLIPPING_MARGIN
+        of_levels = (
+            torch.tensor(plan.rounds[round_index].clip_scales, dtype=torch.float64) * plan.max_grad_norm
+        )
+        limits = clip_limits(of_levels, float(of_levels.max()))[torch.from_numpy(self.canaries.level)]
         weights = (limits.to(norms) / norms.clamp(min=1e-16)).clamp(max=1)[:, None]
         return tuple(row * weights for row in rows)
 

@@ -119,6 +119,7 @@ def clipped_sums(
     people = np.argsort(~drawn, axis=1, kind="stable")[:, :size]
     weights = np.take_along_axis(drawn, people, axis=1)
     norms = np.asarray(planned.clip_scales, dtype=np.float32)[level[people]] * np.float32(plan.max_grad_norm)
+    largest = max(planned.clip_scales) * plan.max_grad_norm
     numbers = sum(value[0].numel() for value in parameters.values())
     at_once = max(1, GRADIENTS_AT_ONCE // (numbers * size))
     parts = []
@@ -129,6 +130,7 @@ def clipped_sums(
             {name: value[some] for name, value in parameters.items()}, inputs[index], targets[index]
         )
         squares = torch.stack([g.flatten(2).square().sum(2) for g in found.values()]).sum(0)
-        factor = clip_weights(squares.sqrt(), torch.from_numpy(norms[some])) * torch.from_numpy(weights[some])
+        clipping = clip_weights(squares.sqrt(), torch.from_numpy(norms[some]), largest)
+        factor = clipping * torch.from_numpy(weights[some])
         parts.append({name: torch.einsum("kb,kb...->k...", factor, g) for name, g in found.items()})
     return {name: torch.cat([part[name] for part in parts]) for name in parameters}

@@ -149,8 +149,12 @@ class PrivateOptimizer(Optimizer):
                 "repeat or extend them."
             )
         norms = batch.clip_norms.to(self._gradients.flat_sums[0].device)
+        plan, planned = self._execution.plan, self._execution.round_of(batch.step)
         self.non_finite_gradients += self._gradients.clipped_sum(
-            norms, loss_reduction=self._loss_reduction, views=self._views
+            norms,
+            largest_clip_norm=max(planned.clip_scales) * plan.max_grad_norm,
+            loss_reduction=self._loss_reduction,
+            views=self._views,
         )
 
     def _release(self, step: int) -> None:

@@ -6,7 +6,8 @@ PyTorch promises nothing about names with a leading underscore. No other module 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ try:
     from torch.utils import _pytree as pytree
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _disable_current_modes
-except ImportError as missing:
+
+    _MATRIX_PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+except (ImportError, AttributeError) as missing:
     raise ImportError(
-        f"Expected PyTorch {WRITTEN_FOR} or one like it. Got {torch.__version__}, which changed a private name that "
+        f"Expected PyTorch {WRITTEN_FOR} or one like it. Got {torch.__version__}, which lacks a name that "
         f"per-example gradients need: {missing}. Install torch=={WRITTEN_FOR}."
     ) from missing
 
@@ -34,6 +37,7 @@ __all__ = [
     "apply_convolution",
     "backward_pass",
     "check_instance_norm_input",
+    "full_precision",
     "has_hooks",
     "is_eager",
     "padding_amounts",
@@ -84,6 +88,31 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
     """Return a context in which no dispatch mode intercepts operations."""
     # Switching modes off takes a second to get ready: only where there is one.
     return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
+# Precision ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute in the tensors' own precision: no autocast, and no TF32 or bfloat16 in products of float32."""
+    with ExitStack() as stack:
+        for device in _AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        before = [backend.fp32_precision for backend in _MATRIX_PRODUCTS]
+        if any(precision not in ("none", "ieee") for precision in before):
+            stack.callback(_set_precision, before)
+            _set_precision(["ieee"] * len(before))
+        yield
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def _set_precision(precisions: list[str]) -> None:
+    for backend, precision in zip(_MATRIX_PRODUCTS, precisions, strict=True):
+        backend.fp32_precision = precision
 
 
 # Modules -----------------------------------------------------------------------------------------------------------

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import check_one_of, fail
+from pdpsgd.gradients._torch import full_precision
 from pdpsgd.gradients.instrument import instrument
-from pdpsgd.gradients.per_example import PerExample, summed
+from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.views import over_views
 
-# Room for rounding in norms, weights and sums, so that a clipped norm is never above C_i.
-CLIPPING_MARGIN = 1 - 2**-10
+# Room for rounding in norms and weights: a part of one's own clipping norm C_i.
+NORM_MARGIN = 2**-11
+# Room for rounding in sums, where others are: a part of the largest clipping norm (see `sums`).
+SUM_MARGIN = 2**-10
 # Below this, squares of float32 numbers lose digits or vanish: such a norm counts as this large.
 SMALLEST_NORM = 1e-16
 # A gradient so much too large is dropped: times such a weight, numbers vanish that others would have blown up again.
@@ -49,7 +52,8 @@ class ClippedGradients:
         self._recorder, self._forwards = instrument(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.sums: dict[nn.Parameter, Tensor] = dict.fromkeys(trained, torch.empty(0))
-        self.flat_sums = [_flat_sums(trained, kind, self.sums) for kind in dict.fromkeys(map(_kind, trained))]
+        devices = dict.fromkeys(parameter.device for parameter in trained)
+        self.flat_sums = [_flat_sums(trained, device, self.sums) for device in devices]
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._untracked: list[nn.Parameter] = []
@@ -70,18 +74,35 @@ class ClippedGradients:
         calls = self._recorder.calls
         return calls[0].output_gradient.shape[0] if calls else None
 
+    @full_precision()
     @torch.no_grad()
-    def clipped_sum(self, clip_norms: Tensor, *, loss_reduction: str = "mean", views: int = 1) -> int:
+    def clipped_sum(
+        self,
+        clip_norms: Tensor,
+        *,
+        largest_clip_norm: float | None = None,
+        loss_reduction: str = "mean",
+        views: int = 1,
+    ) -> int:
         """Add the clipped per-example gradients of the last backward pass to `sums`, and forget the pass.
 
-        `clip_norms` has C_i for each example. With `loss_reduction="mean"` the loss was a mean over the batch, so that
-        an example's own gradient is what backward gave, times the size of the batch. Returns how many examples had
-        a gradient that is not finite; this number is sensitive. Where an example went through the model in several
-        `views`, in consecutive rows, its gradient is their average.
+        Args:
+            clip_norms: C_i, the clipping norm of each example.
+            largest_clip_norm: The largest clipping norm anybody has, also outside of this batch: a public number. Not
+                needed where everybody has the same.
+            loss_reduction: "mean" if the loss was a mean over the batch, so that an example's own gradient is what
+                backward gave, times the size of the batch; or "sum".
+            views: How many views of each example went through the model, in consecutive rows (augmentation
+                multiplicity). An example's gradient is their average.
 
-        Guarantee: what example i adds has norm at most C_i, whatever the model, the loss and the example are, provided
-        that examples do not mix in them (see `probe`); a gradient that is not finite adds nothing. So adding or
-        removing example i moves the sum by at most C_i.
+        Returns:
+            How many examples had a gradient that is not finite. This number is sensitive.
+
+        Guarantee: adding or removing the record of example i, in a row that is kept (its weight is 0 where the record
+        is not there), moves the sum over a step by at most C_i, rounding included, for any model, loss and example,
+        provided that examples do not mix in them (see `probe`). A gradient that is not finite adds nothing; neither
+        does somebody whose C_i is below about a thousandth of the largest, where rounding of others' gradients would
+        show. Norms and sums are taken in float32 or better, also within autocast or where TF32 is allowed.
         """
         try:
             rows = clip_norms if views == 1 else clip_norms.repeat_interleave(views)
@@ -92,7 +113,8 @@ class ClippedGradients:
                 gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
             scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
             norms = self._norms(gradients).mul_(scale)
-            weights = clip_weights(norms, clip_norms).mul_(scale)
+            largest = _checked_largest(clip_norms, largest_clip_norm)
+            weights = clip_weights(norms, clip_norms, largest).mul_(scale)
             count = 0
             if not math.isfinite(norms.sum().item()):
                 non_finite = ~norms.isfinite()
@@ -101,8 +123,7 @@ class ClippedGradients:
                     parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()
                 }
             for parameter, gradient in gradients.items():
-                total = self.sums[parameter]
-                gradient.add_weighted_sum(weights.to(total.dtype), total)
+                gradient.add_weighted_sum(weights, self.sums[parameter])
             return count
         finally:
             self.forget()
@@ -128,6 +149,7 @@ class ClippedGradients:
         self._hooks.clear()
         _instrumented_by.pop(self.module, None)
 
+    @full_precision()
     @torch.no_grad()
     def per_example_norms(self, *, loss_reduction: str = "mean") -> Tensor:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
@@ -136,6 +158,7 @@ class ClippedGradients:
             size if loss_reduction == "mean" else 1
         )
 
+    @full_precision()
     @torch.no_grad()
     def per_example_gradients(self, *, loss_reduction: str = "mean") -> dict[nn.Parameter, Tensor]:
         """Return the per-example gradients, materialized, without forgetting the pass (sensitive; for audits)."""
@@ -145,7 +168,7 @@ class ClippedGradients:
         return {
             parameter: gradients[parameter].materialize(0, size) * scale
             if parameter in gradients
-            else total.new_zeros(size, *total.shape)
+            else accurate(parameter.new_zeros(size, *total.shape))
             for parameter, total in self.sums.items()
         }
 
@@ -206,7 +229,7 @@ class ClippedGradients:
 
     def _norms(self, gradients: dict[nn.Parameter, PerExample]) -> Tensor:
         squares = [gradient.squared_norms() for gradient in gradients.values()]
-        return torch.stack(squares).sum(0).sqrt_()
+        return torch.stack(squares).sum(0, dtype=torch.float64).sqrt_()
 
     def _check_nothing_untracked(self) -> None:
         if self._untracked:
@@ -247,29 +270,49 @@ def leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:
         waiting += [following for following, _ in node.next_functions]
 
 
-def clip_weights(norms: Tensor, clip_norms: Tensor) -> Tensor:
-    """Return min(1, C_i (1 - 2^-10) / norm_i), and 0 where the norm is not finite.
+def clip_weights(norms: Tensor, clip_norms: Tensor, largest_clip_norm: float) -> Tensor:
+    """Return min(1, limit_i / norm_i) with the limits of `clip_limits`, and 0 where the norm is not finite.
 
-    Guarantee: weight times norm is at most C_i (1 - 2^-11), also in float32 and for norms whose squares vanish there.
+    Guarantee: weight times norm is at most the limit, also where it is rounded to float32, and for norms whose squares
+    vanish there.
     """
-    limits = clip_norms.to(norms) * CLIPPING_MARGIN
-    weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(min=0, max=1)
+    limits = clip_limits(clip_norms.to(norms), largest_clip_norm)
+    weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(max=1)
     # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN.
     return torch.hardshrink(weights.nan_to_num_(nan=0.0), SMALLEST_WEIGHT)
 
 
-def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
-    """Where, and how accurately, a parameter's sum is kept."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32, parameter.device
+def clip_limits(clip_norms: Tensor, largest_clip_norm: float) -> Tensor:
+    """Return what gradients are clipped to, so that with rounding nobody moves the sum by more than C_i.
+
+    That is C_i (1 - 2^-11) - 2^-10 C, at least 0, with C the largest clipping norm anybody has: norms and weights are
+    off by a part of C_i, sums by a part of C.
+    """
+    return (clip_norms * (1 - NORM_MARGIN) - SUM_MARGIN * largest_clip_norm).clamp_(min=0)
+
+
+def _checked_largest(clip_norms: Tensor, largest_clip_norm: float | None) -> float:
+    """Return the largest clipping norm, which must not depend on who is in the batch."""
+    smallest, largest = (float(norm) for norm in clip_norms.aminmax())
+    if largest_clip_norm is None:
+        if smallest < largest:
+            fail(
+                "Expected largest_clip_norm, the largest that anybody has, where clipping norms differ. Got None, and "
+                f"clipping norms from {smallest!r} to {largest!r}."
+            )
+        return largest
+    if largest > largest_clip_norm * (1 + 2**-20):
+        fail(f"Expected clip_norms <= largest_clip_norm = {largest_clip_norm!r}. Got {largest!r}.")
+    return largest_clip_norm
 
 
 def _flat_sums(
-    parameters: list[nn.Parameter], kind: tuple[torch.dtype, torch.device], sums: dict[nn.Parameter, Tensor]
+    parameters: list[nn.Parameter], device: torch.device, sums: dict[nn.Parameter, Tensor]
 ) -> Tensor:
-    """Lay the sums of all parameters of a kind side by side, so that a step handles them as one."""
-    dtype, device = kind
-    alike = [parameter for parameter in parameters if _kind(parameter) == kind]
-    flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
-    parts = torch.split(flat, [parameter.numel() for parameter in alike])
-    sums.update((parameter, part.view(parameter.shape)) for parameter, part in zip(alike, parts, strict=True))
+    """Lay the sums of all parameters on a device side by side, in float64, so that a step handles them as one."""
+    here = [parameter for parameter in parameters if parameter.device == device]
+    sizes = [parameter.numel() for parameter in here]
+    flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+    parts = torch.split(flat, sizes)
+    sums.update((parameter, part.view(parameter.shape)) for parameter, part in zip(here, parts, strict=True))
     return flat

@@ -1,11 +1,12 @@
 """The forms of per-example gradients, and what each of them can do without being materialized.
 
-In every form: norms first, then one weighted sum over the examples. Both are computed in float32 or better, and
-a form whose sum is not made of the very numbers its norm was taken of gives a norm that is, if anything, too large.
+In every form: norms first, then one weighted sum over the examples. The norm is that of the very
+numbers that are added, or one that is, if anything, too large; `sums` has the ways to add.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,17 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.sums import (
+    CACHE,
+    add_products,
+    add_weighted_rows,
+    outer_squared_norms,
+    row_squared_norms,
+)
 
 # A parameter, and its per-example gradients. (A module's weight is a Tensor to the type checker.)
 Gradient = Iterator[tuple[Tensor, "PerExample"]]
 
-# Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
-CACHE = 1 << 19
 # Numbers that are kept from the norms to the weighted sum; what does not fit is computed again.
 ROOM = 1 << 24
-# A factor counts as at least this large: times a weight, smaller numbers are not rounded well any more.
-SMALLEST_FACTOR = 1e-20
+# Features whose products are added in float32; what they add up to is added in float64.
+STRETCH = 256
 
 
 class Workspace:
@@ -68,7 +73,7 @@ class PerExample(ABC):
 
     @abstractmethod
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """Add the sum over the examples of weight times gradient to `total`, which has the parameter's shape."""
+        """Add the sum over the examples of weight times gradient to `total`: float64, of the parameter's shape."""
 
     @abstractmethod
     def materialize(self, first: int, last: int) -> Tensor:
@@ -89,36 +94,28 @@ class PerExample(ABC):
 
 
 class Materialized(PerExample):
-    """Materialized gradients; `arrange` turns (examples, ...) into (examples, *shape)."""
+    """Materialized gradients: (examples, *shape), or rows that can be viewed so."""
 
-    def __init__(
-        self, values: Tensor, shape: torch.Size, arrange: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def __init__(self, values: Tensor, shape: torch.Size) -> None:
         self.values = accurate(values)
         self.shape = shape
         self.batch_size = values.shape[0]
-        self._arrange = arrange
 
     def squared_norms(self) -> Tensor:
         """Sum of squares."""
         return row_squared_norms(self.values)
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """One matrix-vector product."""
-        if self._arrange is None:
-            total.view(-1).addmv_(as_rows(self.values).t(), weights)
-        else:
-            summed = weights @ as_rows(self.values)
-            total += self._arrange(summed.view(1, *self.values.shape[1:]))[0]
+        """Add the numbers the norms were taken of."""
+        add_weighted_rows(weights, as_rows(self.values), total)
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Take a slice."""
-        values = self.values[first:last]
-        return values.reshape(last - first, *self.shape) if self._arrange is None else self._arrange(values)
+        return self.values[first:last].reshape(last - first, *self.shape)
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite, in a copy."""
-        return Materialized(zero_rows(self.values, examples), self.shape, self._arrange)
+        return Materialized(zero_rows(self.values, examples), self.shape)
 
 
 class OuterProducts(PerExample):
@@ -146,25 +143,25 @@ class OuterProducts(PerExample):
     def squared_norms(self) -> Tensor:
         """Take them without materializing the products, where that is cheaper."""
         if self.positions == 1:
-            return _outer_squared_norms(self.left[:, 0], self.right[:, 0])
+            return outer_squared_norms(self.left[:, 0], self.right[:, 0])
         if self._by_gram:
             return self._squared_norms_by_gram()
         self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left)
         return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """One matrix product over all examples and positions, or the numbers the norms were taken of."""
-        if self.positions == 1 or self._by_gram:
-            left, right = (self.left * weights[:, None, None]).flatten(0, 1), self.right.flatten(0, 1)
-            if self.arrange is None:
-                total.view(self.matrix).addmm_(left.t(), right)
-            else:
-                total += self.arrange((left.t() @ right)[None])[0]
+        """Add one matrix product over all examples and positions, or the numbers the norms were taken of."""
+        products = total.view(self.matrix) if self.arrange is None else total.new_zeros(self.matrix)
+        if self.positions == 1:
+            add_products(weights, self.left[:, 0], self.right[:, 0], products)
+        elif self._by_gram:
+            self._add_by_position(weights, products)
         else:
             whole = [] if self._kept is None else [(0, self.batch_size, self._kept)]
             for first, last, values in whole or self._chunks():
-                summed = weights[first:last] @ values.flatten(1)
-                total += self._in_shape(summed.view(1, *self.matrix))[0]
+                add_weighted_rows(weights[first:last], as_rows(values), products)
+        if self.arrange is not None:
+            total += self.arrange(products[None])[0]
 
     def materialize(self, first: int, last: int) -> Tensor:
         """One small matrix product per example."""
@@ -191,22 +188,33 @@ class OuterProducts(PerExample):
             )
 
     def _squared_norms_by_gram(self) -> Tensor:
-        """Sum of (left left')(right right') over pairs of positions, plus a bound on what rounding took away.
+        """Return the sum of (left left')(right right') over pairs of positions, plus a bound on its rounding.
 
-        Positions may cancel: then the Gram form, and the weighted sum, are off by rounding errors of the terms
-        that cancelled, not of the small result. The bound is on the size of these terms, so that the norm is never
-        too small.
+        Positions may cancel: then the Gram form is off by rounding errors of the terms that cancelled, not of the
+        small result. An entry of a Gram matrix, k products added in any order, is off by at most k u times the
+        norms of its two factors, u half the machine epsilon; so the whole by the sum of these, times the squared
+        sum of the norms of all terms. With this added the norm is never too small.
         """
         # The size of a position's left factor goes to the right: squares of a tiny factor, or its product with a
-        # weight, must not vanish while the other factor is huge.
-        size = self.left.abs().amax(2, keepdim=True).clamp(min=torch.finfo(self.left.dtype).tiny)
+        # weight, must not vanish while the other factor is huge. (Where all is zero nothing is divided: numbers of
+        # the smallest size would make what follows crawl.)
+        size = self.left.abs().amax(2, keepdim=True)
+        size = torch.where(size > 0, size, 1)
         self.left, self.right = self.left / size, self.right * size
-        left = torch.bmm(self.left, self.left.transpose(1, 2))
-        right = torch.bmm(self.right, self.right.transpose(1, 2))
+        left, right = _gram(self.left), _gram(self.right)
         gram: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
         terms = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
-        rounding = 2 * math.sqrt(max(self.matrix) + self.positions) * torch.finfo(left.dtype).eps
-        return gram.clamp(min=0) + rounding * terms.square()
+        added = sum(min(width, STRETCH) for width in self.matrix)
+        rounding = (added + 8) * torch.finfo(self.left.dtype).eps  # twice what is needed
+        return (gram.clamp(min=0) + rounding * terms.square()).to(self.left.dtype)
+
+    def _add_by_position(self, weights: Tensor, total: Tensor) -> None:
+        """Add the weighted products in float64: they may be much larger than what they add up to."""
+        at_once = max(1, CACHE // max(1, self.positions * max(self.matrix)))
+        for first in range(0, self.batch_size, at_once):
+            some = slice(first, first + at_once)
+            left = self.left[some].to(torch.float64) * weights[some, None, None]
+            total.addmm_(left.flatten(0, 1).t(), self.right[some].to(torch.float64).flatten(0, 1))
 
 
 class Lookups(PerExample):
@@ -231,7 +239,7 @@ class Lookups(PerExample):
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add to the rows used."""
-        total.index_add_(0, self._row, self._values * weights[self._owner, None])
+        total.index_add_(0, self._row, self._values.to(total.dtype) * weights[self._owner, None])
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Fill a table per example."""
@@ -260,8 +268,7 @@ class Sum(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add the same numbers, in the same chunks, that the norms were taken of."""
         for first, last in self.in_chunks():
-            values = self.materialize(first, last)
-            total += (weights[first:last] @ as_rows(values)).view(self.shape)
+            add_weighted_rows(weights[first:last], as_rows(self.materialize(first, last)), total)
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Add up the parts."""
@@ -295,6 +302,13 @@ class _Rows(PerExample):
 
     def zeroed(self, examples: Tensor) -> PerExample:
         return _Rows(self.part.zeroed(examples), self.shape, self.rows)
+
+
+def _gram(factors: Tensor) -> Tensor:
+    """Return the inner products of each example's positions, in float64 over stretches of features."""
+    stretches = torch.split(factors, STRETCH, 2)
+    products = (torch.bmm(part, part.transpose(1, 2)).to(torch.float64) for part in stretches)
+    return functools.reduce(Tensor.add_, products)
 
 
 def gram_is_cheaper(positions: int, rows: int, columns: int) -> bool:
@@ -340,24 +354,6 @@ def shift_gradient(output_gradient: Tensor) -> Materialized:
     return Materialized(
         gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1), gradient.shape[-1:]
     )
-
-
-def row_squared_norms(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the sum of squares of each row (all but the first dimension)."""
-    rows = as_rows(rows)
-    if native.has_sums(rows):
-        return native.row_squares(rows, dtype or rows.dtype)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
-    return norms.square()
-
-
-def _outer_squared_norms(left: Tensor, right: Tensor) -> Tensor:
-    """Return the squared norm of each row's outer product."""
-    # In float64: a tiny factor must not vanish while the other one is huge.
-    if native.has_sums(left) and native.has_sums(right):
-        return native.outer_squares(left, right, SMALLEST_FACTOR**2)
-    squares = row_squared_norms(left, torch.float64).clamp_(min=SMALLEST_FACTOR**2)
-    return squares.mul_(row_squared_norms(right, torch.float64)).to(left.dtype)
 
 
 def as_rows(tensor: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdpsgd.gradients.per_example import Materialized, OuterProducts, PerExample, as_rows, row_squared_norms
+from pdpsgd.gradients.per_example import Materialized, OuterProducts, PerExample, as_rows
+from pdpsgd.gradients.sums import add_weighted_rows, row_squared_norms
 
 
 def over_views(gradient: PerExample, views: int) -> PerExample:
@@ -35,7 +36,7 @@ class OverViews(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add the same numbers, in the same chunks, that the norms were taken of."""
         for first, last in self.in_chunks():
-            total += (weights[first:last] @ as_rows(self.materialize(first, last))).view(self.shape)
+            add_weighted_rows(weights[first:last], as_rows(self.materialize(first, last)), total)
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Sum over the views."""

@@ -37,6 +37,11 @@ def outer_squares(code: ctypes.CDLL, left: Tensor, right: Tensor, smallest: floa
     return squares
 
 
+def add_weighted_rows(code: ctypes.CDLL, weights: Tensor, rows: Tensor, total: Tensor) -> None:
+    """Add the sum of weight times row to the total; weights and total are float64."""
+    code.add_weighted_rows(*map(ctypes.c_int64, rows.shape), *map(_address, (weights, rows, total)))
+
+
 def position_sums(code: ctypes.CDLL, values: Tensor) -> Tensor:
     """Return the sums over the middle dimension of (examples, positions, width)."""
     sums = torch.empty(values.shape[0], values.shape[2], dtype=torch.float32, device="cpu")

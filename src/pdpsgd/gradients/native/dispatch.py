@@ -69,6 +69,22 @@ def outer_squares(left: Tensor, right: Tensor, smallest: float) -> Tensor:
     return calls.outer_squares(_trusted(), left, right, smallest)
 
 
+def has_weighted_sums(rows: Tensor, total: Tensor) -> bool:
+    """Whether the compiled code can add these rows to this total."""
+    return (
+        has_sums(rows)
+        and type(total) is Tensor
+        and total.dtype == torch.float64
+        and total.device.type == "cpu"
+        and total.is_contiguous()
+    )
+
+
+def add_weighted_rows(weights: Tensor, rows: Tensor, total: Tensor) -> None:
+    """Add the sum over the rows of weight times row to the total, in float64 throughout."""
+    calls.add_weighted_rows(_trusted(), weights.to(torch.float64).contiguous(), rows, total)
+
+
 def position_sums(values: Tensor) -> Tensor:
     """Return the sums over the middle dimension of (examples, positions, width)."""
     return calls.position_sums(_trusted(), values)

@@ -104,6 +104,29 @@ void outer_squares(int64_t rows, int64_t left_width, int64_t right_width, const 
     }
 }
 
+/* Add the weighted sum of rows to a total, in double precision throughout. */
+void add_weighted_rows(int64_t rows, int64_t width, const double *weights, const float *values, double *total)
+{
+    enum { TILE = 1024 };
+#pragma omp parallel for schedule(static) if (rows * width > MUCH)
+    for (long first = 0; first < width; first += TILE) {
+        long count = smaller(TILE, width - first), row = 0;
+        double sums[TILE] = {0};
+        for (; row + 4 <= rows; row += 4) { /* four at a time, so that the sums are read and written less often */
+            const float *restrict met = values + row * width + first;
+            const double *weight = weights + row;
+            for (long j = 0; j < count; j++)
+                sums[j] += (weight[0] * met[j] + weight[1] * met[j + width])
+                           + (weight[2] * met[j + 2 * width] + weight[3] * met[j + 3 * width]);
+        }
+        for (; row < rows; row++)
+            for (long j = 0; j < count; j++)
+                sums[j] += weights[row] * values[row * width + first + j];
+        for (long j = 0; j < count; j++)
+            total[first + j] += sums[j];
+    }
+}
+
 /* From (examples, positions, width) to (examples, width). */
 void position_sums(int64_t examples, int64_t positions, int64_t width, const float *values, float *sums)
 {

@@ -41,7 +41,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
         torch.autocast("cpu", enabled=False),
     ):
         return (
-            all(_same_sums(code, numbers, rows) for rows in (3, 200))
+            all(_same_sums(code, numbers, rows, width) for rows, width in ((3, 37), (200, 37), (7, 411)))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
                 _same_outputs(code, numbers, out, width)
@@ -56,8 +56,8 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
         )
 
 
-def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int) -> bool:
-    values = _random(numbers, count, 5, 37)
+def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int, width: int) -> bool:
+    values = _random(numbers, count, 5, width)
     rows, left = values.flatten(1), values[:, 0].contiguous()
     left[1] *= 1e-30
     left[2] = 0
@@ -69,6 +69,11 @@ def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int) -> bool:
         and torch.allclose(calls.outer_squares(code, left, rows, 1e-20), outer.float(), rtol=1e-6, atol=0)
         and torch.allclose(calls.position_sums(code, values), values.sum(1), atol=1e-5)
     ):
+        return False
+    weights, total = _random(numbers, count).double(), _random(numbers, rows.shape[1]).double()
+    weighted = weights @ rows.double() + total
+    calls.add_weighted_rows(code, weights, rows, total)
+    if not torch.allclose(total, weighted, rtol=1e-12, atol=1e-12):
         return False
     left[0, -1], rows[1, 0] = float("nan"), float("inf")  # never a norm that seems to be one
     outer = calls.outer_squares(code, left, rows, 1e-20)

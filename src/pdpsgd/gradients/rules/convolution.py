@@ -16,7 +16,6 @@ from pdpsgd.gradients._torch import apply_convolution, padding_amounts
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.native.calls import in_kernel_order
 from pdpsgd.gradients.per_example import (
-    CACHE,
     Gradient,
     Materialized,
     OuterProducts,
@@ -25,11 +24,11 @@ from pdpsgd.gradients.per_example import (
     accurate,
     detached,
     gram_is_cheaper,
-    row_squared_norms,
     zero_rows,
 )
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
+from pdpsgd.gradients.sums import CACHE, add_weighted_rows, row_squared_norms
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 STRETCH = 1024  # positions that are added up at once
@@ -129,9 +128,11 @@ class CompiledKernels(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Sum the same numbers."""
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        summed = total.new_zeros(self.shape.numel())
         for first, last in chunks:
             values = self._compute(first, last)[0] if self._kept is None else self._kept
-            total += in_kernel_order(self._module, (weights[first:last] @ values)[None])[0]
+            add_weighted_rows(weights[first:last], values, summed)
+        total += in_kernel_order(self._module, summed[None])[0]
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
@@ -203,10 +204,14 @@ class Kernels(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Sum the same numbers."""
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
+        rows, groups, out, columns = self._layout
+        summed = total.new_zeros(rows, groups * out * columns)
         for first, last in chunks:
             values = self._rows(first, last) if self._kept is None else self._kept
-            summed = self._arranged((weights[first:last] @ values.flatten(2))[:, None])[0]
-            total.view(summed.shape).add_(summed)
+            for row, of_row in zip(values, summed, strict=True):
+                add_weighted_rows(weights[first:last], row.flatten(1), of_row)
+        arranged = self._arranged(summed[:, None])[0]
+        total.view(arranged.shape).add_(arranged)
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
