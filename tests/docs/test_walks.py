@@ -101,7 +101,9 @@ def code_of(name: str) -> set[CodeType]:
         for part in parts[length:]:
             found = inspect.getattr_static(found, part)
         found = getattr(found, "__func__", found)
-        members = [m for n, m in vars(found).items() if n != "__init__"] if inspect.isclass(found) else [found]
+        members = (
+            [m for n, m in vars(found).items() if n != "__init__"] if inspect.isclass(found) else [found]
+        )
         return {inspect.unwrap(member).__code__ for member in members if inspect.isfunction(member)}
     raise AssertionError(f"{name} is not there")
 
