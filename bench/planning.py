@@ -92,7 +92,7 @@ def main() -> None:
         timed(f"pdp-sgd-exact, {people:,} people, same settings again", ours)
         timed(
             f"of that, budgets to levels, {people:,} people",
-            lambda budgets=budgets: f"{len(make_levels(budgets))} levels",
+            lambda budgets=budgets: f"{len(make_levels(budgets)[0])} levels",
         )
 
     def theirs() -> str:

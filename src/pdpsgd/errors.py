@@ -9,9 +9,9 @@ from typing import NoReturn
 
 
 class PdpsgdError(ValueError):
-    """Something the user gave cannot be used.
+    """An input that cannot be used.
 
-    The message quotes the offending value, says where it stood, and what would be accepted.
+    The message quotes the value, says where it is, and what would be accepted.
     """
 
 
@@ -20,12 +20,12 @@ class PromiseBroken(PdpsgdError):
 
 
 def fail(message: str) -> NoReturn:
-    """Raise the project's error; reads well at the end of an expression."""
+    """Raise the project's error, also at the end of an expression."""
     raise PdpsgdError(message)
 
 
 def warn(message: str) -> None:
-    """Warn, and name the line of the user's code that led here: the nearest outside of this package and its like."""
+    """Warn at the nearest line of the user's code: outside of this package, torch and the like."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and _is_inside(str(frame.f_globals.get("__name__"))):
         frame, level = frame.f_back, level + 1

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy import fft as scipy_fft
 
-from pdpsgd.accounting import Exposure, simplify
 from pdpsgd.accounting import pld as pld_module
+from pdpsgd.accounting.history import Exposure, simplify
 from pdpsgd.accounting.pld import grid_interval
 from pdpsgd.accounting.rdp import RdpAccountant, renyi_of_step
 from pdpsgd.accounting.registry import accountant

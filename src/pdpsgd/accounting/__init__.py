@@ -7,7 +7,7 @@ depends on. A new accountant is one class and one line in `registry`.
 from __future__ import annotations
 
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.accounting.registry import ACCOUNTANTS, accountant
+from pdpsgd.accounting.history import Exposure
+from pdpsgd.accounting.registry import accountant
 
-__all__ = ["ACCOUNTANTS", "Accountant", "Exposure", "History", "accountant", "simplify"]
+__all__ = ["Accountant", "Exposure", "accountant"]

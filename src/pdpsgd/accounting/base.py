@@ -10,27 +10,25 @@ from pdpsgd.accounting.history import History, simplify
 
 
 class Accountant(ABC):
-    """Answers what histories cost. `proves` says whether the answer is an upper bound on the truth."""
+    """What histories cost. `proves` says whether the answer is an upper bound on the truth."""
 
     name: str
     proves: bool
 
     def epsilon(self, history: History, delta: float) -> float:
-        """The smallest known epsilon such that the history is (epsilon, delta)-DP towards the person, both
-        orders."""
+        """Return an epsilon such that the history is (epsilon, delta)-DP in both directions (add, remove)."""
         history = simplify(history)
         if not history:
             return 0.0
         return self._epsilon(history, delta) if delta > 0 else math.inf
 
     def delta(self, history: History, epsilon: float) -> float:
-        """The smallest known delta such that the history is (epsilon, delta)-DP towards the person, both
-        orders."""
+        """Return a delta such that the history is (epsilon, delta)-DP in both directions (add, remove)."""
         history = simplify(history)
         return self._delta(history, epsilon) if history else 0.0
 
     def epsilons(self, histories: Sequence[History], deltas: Sequence[float]) -> list[float]:
-        """The same for many people at once."""
+        """Return the epsilon of many histories, each at its own delta."""
         return [self.epsilon(h, d) for h, d in zip(histories, deltas, strict=True)]
 
     @abstractmethod

@@ -1,10 +1,11 @@
-"""The smallest noise for a target, given what was spent before (the paper's extended getNoiseMultiplier)."""
+"""The smallest noise multiplier for a target, given a history (the paper's extended getNoiseMultiplier)."""
 
 from __future__ import annotations
 
 import math
 
-from pdpsgd.accounting import Accountant, Exposure, History
+from pdpsgd.accounting.base import Accountant
+from pdpsgd.accounting.history import Exposure, History
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.errors import check_positive, check_probability, fail
 
@@ -22,13 +23,29 @@ def smallest_noise_multiplier(
     accounting: Accountant | str = "pld",
     tolerance: float = 1e-4,
 ) -> float:
-    """The smallest noise multiplier whose total over history and candidate stays within the target.
+    """Find the smallest noise multiplier whose total with the history stays within the target.
 
     A trial is the history with one candidate, so the history does not grow with the trials, and the branch
-    stands inside the bisection (the paper prints it behind the loop).
+    is inside the bisection (the paper prints it behind the loop).
 
     Guarantee: the returned noise costs at most `target_epsilon` at `delta` together with the history, by the
     given accountant; it is at most 1 + `tolerance` times the smallest such noise.
+
+    Args:
+        target_epsilon: what history and candidate may cost together.
+        delta: at which delta.
+        sample_rate: sampling rate of the candidate.
+        steps: steps of the candidate.
+        history: exposures before it.
+        participation: probability of being in the candidate's round at all.
+        accounting: an accountant, or its name.
+        tolerance: relative precision of the noise multiplier.
+
+    Returns:
+        The noise multiplier.
+
+    Raises:
+        PdpsgdError: the history alone costs more than the target, or no noise is large enough.
 
     >>> round(smallest_noise_multiplier(0.5, 1e-5, sample_rate=1024 / 60_000, steps=1000), 2)
     3.91

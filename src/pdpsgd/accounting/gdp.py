@@ -16,7 +16,7 @@ class GdpAccountant(Accountant):
 
     A Poisson-subsampled Gaussian taken many times behaves like one Gaussian mechanism with mu = q * sqrt(T *
     (exp(1/sigma^2) - 1)). This is a limit, not a bound: the answer may lie below the truth, so this
-    accountant plans and explores but never proves; plans made with it have no `proven_epsilon`.
+    accountant plans and explores but never proves; plans computed with it have no `proven_epsilon`.
     """
 
     name = "gdp"
@@ -30,8 +30,7 @@ class GdpAccountant(Accountant):
 
 
 def total_mu(history: History) -> float:
-    """The limit's mu of a history: rounds add in squares; a draw once a round is one more layer of
-    subsampling."""
+    """Return the limit's mu of a history: rounds add in squares; participation is a second layer of sampling."""
     return math.sqrt(math.fsum(_mu_squared(exposure) for exposure in history))
 
 
@@ -46,8 +45,10 @@ def _expm1(x: float) -> float:
 
 
 def delta_of_gaussian(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of the Gaussian mechanism with sensitivity over noise mu (Balle and Wang 2018, Theorem
-    8)."""
+    """Return delta(epsilon) of the Gaussian mechanism with sensitivity over noise mu.
+
+    Balle and Wang 2018, Theorem 8.
+    """
     if mu == 0:
         return 0.0
     upper = ndtr(mu / 2 - epsilon / mu)
@@ -55,7 +56,7 @@ def delta_of_gaussian(mu: float, epsilon: float) -> float:
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """The inverse of `delta_of_gaussian` in epsilon.
+    """Invert `delta_of_gaussian` in epsilon.
 
     >>> round(epsilon_of_gaussian(1.0, 1e-5), 3)
     4.377

@@ -8,13 +8,13 @@ from typing import NamedTuple
 class Exposure(NamedTuple):
     """One person's part in one round.
 
-    With chance `participation` the person is in the round at all (drawn once, hidden); if so, each of
-    the `steps` steps draws them independently with chance `sample_rate` and adds Gaussian noise of
+    With probability `participation` the person is in the round at all (sampled once, hidden); if so, each of
+    the `steps` steps samples them independently with rate `sample_rate` and adds Gaussian noise of
     `noise_multiplier` times the norm to which their own gradient is clipped.
 
     Guarantee: under the add-or-remove relation of `docs/promise.md`, the round as seen by this person is
     exactly a Poisson-subsampled Gaussian mechanism composed `steps` times, mixed with "not there" at rate
-    1 - `participation`, whatever the rates of all others are.
+    1 - `participation`, for any rates of the others.
     """
 
     participation: float
@@ -24,7 +24,7 @@ class Exposure(NamedTuple):
 
     @property
     def costs_nothing(self) -> bool:
-        """Whether the person is never drawn, so that the round cannot depend on them."""
+        """Whether the person is never sampled, so that the round cannot depend on them."""
         return self.participation == 0 or self.sample_rate == 0 or self.steps == 0
 
 
@@ -32,10 +32,9 @@ History = tuple[Exposure, ...]
 
 
 def simplify(history: History) -> History:
-    """Drop what costs nothing and merge neighbouring rounds that are the same mechanism.
+    """Drop what costs nothing and merge rounds that are the same mechanism.
 
-    Rounds without a draw of their own (participation 1) merge by adding steps; a draw once a round must
-    stay a round of its own.
+    Rounds with participation 1 merge by adding steps; others are sampled once each and stay apart.
 
     >>> simplify((Exposure(1, 0.01, 2.0, 10), Exposure(1, 0.0, 2.0, 10), Exposure(1, 0.01, 2.0, 5)))
     (Exposure(participation=1, sample_rate=0.01, noise_multiplier=2.0, steps=15),)

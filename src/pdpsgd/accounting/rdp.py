@@ -1,4 +1,4 @@
-"""Renyi differential privacy of the Poisson-subsampled Gaussian, vectorised over histories and orders."""
+"""Renyi differential privacy of the Poisson-subsampled Gaussian, vectorized over histories and orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.special import gammaln, logsumexp
 from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History, simplify
-from pdpsgd.accounting.theorems import delta_from_renyi, epsilon_from_renyi, renyi_drawn_once
+from pdpsgd.accounting.theorems import delta_from_renyi, epsilon_from_renyi, renyi_with_participation
 
 ORDERS: tuple[float, ...] = (
     *(1 + k / 10 for k in range(1, 10)),
@@ -39,13 +39,12 @@ class RdpAccountant(Accountant):
         self._steps: dict[tuple[float, float], FloatArray] = {}
 
     def renyi(self, history: History) -> FloatArray:
-        """rho(alpha) of the history at each of the accountant's orders; rounds add up."""
+        """Return rho(alpha) of the history at each of the accountant's orders; rounds add up."""
         self._compute_steps(history)
         return np.sum([self._renyi_of_round(e) for e in history], axis=0) if history else 0 * self.orders
 
     def epsilons(self, histories: Sequence[History], deltas: Sequence[float]) -> list[float]:
-        """Many histories at once: steps that share their noise are computed together, whatever their
-        rates."""
+        """Return the epsilon of many histories; steps that share their noise are computed together."""
         self._compute_steps([e for history in histories for e in simplify(history)])
         return super().epsilons(histories, deltas)
 
@@ -60,8 +59,8 @@ class RdpAccountant(Accountant):
         inside = steps * self._steps[q, sigma]
         if pi == 1:
             return inside
-        integers = steps * renyi_of_step(np.array([q]), sigma, range(2, LARGEST_DRAWN_ORDER + 1))[0]
-        return renyi_drawn_once(self.orders, inside, integers, pi)
+        integers = steps * renyi_of_step(np.array([q]), sigma, range(2, LARGEST_POISSON_ORDER + 1))[0]
+        return renyi_with_participation(self.orders, inside, integers, pi)
 
     def _compute_steps(self, exposures: Sequence[Exposure]) -> None:
         if len(self._steps) > MOST_STEPS_KEPT:
@@ -73,16 +72,15 @@ class RdpAccountant(Accountant):
             self._steps.update({(q, sigma): curve for q, curve in zip(rates, curves, strict=True)})
 
 
-LARGEST_DRAWN_ORDER = 128
-"""Up to this order the tighter bound for rounds that are drawn once is used; it needs every integer order
-below."""
+LARGEST_POISSON_ORDER = 128
+"""Up to this order the tighter bound for participation below 1 is used; it needs every integer order below."""
 MOST_STEPS_KEPT = 100_000
 
 
 def renyi_of_step(sample_rates: FloatArray, noise_multiplier: float, orders: Iterable[float]) -> FloatArray:
-    """rho(alpha) of one step for each rate (rows) and order (columns).
+    """Return rho(alpha) of one step for each rate (rows) and order (columns).
 
-    Guarantee: for adding and removing alike: removing is the larger of the two for this mechanism (Mironov,
+    Guarantee: for adding and removing: removing is the larger of the two for this mechanism (Mironov,
     Talwar and Zhang 2019, Theorem 5).
     """
     rates = np.atleast_1d(np.asarray(sample_rates, dtype=float))

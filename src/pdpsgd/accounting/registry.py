@@ -12,7 +12,7 @@ ACCOUNTANTS = ("pld", "rdp", "gdp", "certificate")
 
 @lru_cache
 def accountant(name: str) -> Accountant:
-    """The accountant of that name; the same object each time, so that what it remembers is shared."""
+    """Return the accountant of that name; the same object each time, so that its cache is shared."""
     check_one_of(ACCOUNTANTS, accountant=name)
     if name == "pld":
         from pdpsgd.accounting.pld import PldAccountant

@@ -21,11 +21,10 @@ Curve = Callable[[float], float]
 
 
 def participation_for(epsilon: npt.ArrayLike, tau: float) -> FloatArray:
-    """The sampling mechanism's participation (paper, eq. 1): (e^epsilon - 1)/(e^tau - 1), at most 1.
+    """Return the sampling mechanism's participation (paper, eq. 1): (e^epsilon - 1)/(e^tau - 1), at most 1.
 
-    Guarantee: somebody who takes part in a (tau, delta)-DP algorithm with this chance, drawn independently
-    and kept hidden, has (epsilon, pi * delta)-DP (Theorem 1 of the paper; docs/theory.md, "Drawn once a
-    round").
+    Guarantee: a person who participates in a (tau, delta)-DP algorithm with this probability, independently
+    and hidden, has (epsilon, pi * delta)-DP (Theorem 1 of the paper; docs/theory.md, "Drawn once a round").
 
     >>> participation_for([0.5, 1.0], tau=0.75).round(4).tolist()
     [0.5808, 1.0]
@@ -34,10 +33,11 @@ def participation_for(epsilon: npt.ArrayLike, tau: float) -> FloatArray:
 
 
 def amplify(epsilon: float, delta: float, participation: float) -> tuple[float, float]:
-    """Theorem 1, both directions: what (epsilon, delta) becomes for somebody who takes part by chance.
+    """Amplify (epsilon, delta) by participation, in both directions (Theorem 1).
 
-    Guarantee: an (epsilon, delta)-DP algorithm is (ln(1 + pi(e^epsilon - 1)), pi * delta)-DP towards somebody
-    who is in its data with chance pi, independently and hidden. Removing attains it; adding is never worse.
+    Guarantee: an (epsilon, delta)-DP algorithm is (ln(1 + pi(e^epsilon - 1)), pi * delta)-DP towards a person
+    who is in its data with probability pi, independently and hidden. Removing attains it; adding is never
+    worse.
 
     >>> amplify(1.0, 1e-5, 0.5)
     (0.6201145069582775, 5e-06)
@@ -47,8 +47,7 @@ def amplify(epsilon: float, delta: float, participation: float) -> tuple[float, 
 
 
 def amplify_removing(curve: Curve, participation: float) -> Curve:
-    """The exact curve delta'(epsilon') when the record is removed, from the algorithm's own curve (same
-    order).
+    """Return the exact curve delta'(epsilon') for removing the record, from the algorithm's own curve.
 
     Guarantee: equality. With P = (1-pi) Q + pi P1, the hockey-stick divergence of P from Q at e^epsilon' is
     pi times that of P1 from Q at 1 + (e^epsilon' - 1)/pi; below ln(1-pi) it is 1 - e^epsilon'.
@@ -65,7 +64,7 @@ def amplify_removing(curve: Curve, participation: float) -> Curve:
 
 
 def amplify_adding(curve: Curve, participation: float) -> Curve:
-    """The exact curve delta'(epsilon') when the record is added, from the algorithm's own curve (same order).
+    """Return the exact curve delta'(epsilon') for adding the record, from the algorithm's own curve.
 
     Guarantee: equality. delta' = pi * e^(epsilon' - epsilon) * delta(epsilon) where e^-epsilon = (e^-epsilon'
     - (1-pi))/pi; from -ln(1-pi) on it is 0, because the mixture contains (1-pi) of the other distribution.
@@ -82,7 +81,7 @@ def amplify_adding(curve: Curve, participation: float) -> Curve:
 
 
 def compose(*promises: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[FloatArray, FloatArray]:
-    """Theorem 2: the composition of (Phi_1, Delta_1)-PDP, (Phi_2, Delta_2)-PDP, ... is PDP with the sums.
+    """Compose (Phi_1, Delta_1)-PDP, (Phi_2, Delta_2)-PDP, ... by adding them up (Theorem 2).
 
     Guarantee: for every person i the adaptive composition is (sum of epsilon_i, sum of delta_i)-DP
     (docs/theory.md, "Composition", with the positive part that the paper's proof needs). Simple and loose;
@@ -101,9 +100,9 @@ def compose(*promises: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[FloatArray,
 
 
 def post_process(promise: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Post-processing: whatever is computed from the output without the data keeps (Phi, Delta) as it is.
+    """Return the same promise: anything computed from the output without the data keeps it.
 
-    Guarantee: for every (also randomised) function of the output (docs/theory.md, "Post-processing"). The
+    Guarantee: for every (also randomized) function of the output (docs/theory.md, "Post-processing"). The
     identity on promises, here so that code can say why a promise carries over (weight averaging, momentum,
     model selection on public data).
     """
@@ -113,18 +112,17 @@ def post_process(promise: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, Fl
 def epsilon_from_renyi_as_published(
     order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.ArrayLike
 ) -> FloatArray:
-    """From individual RDP to (Phi, Delta) as the paper states it: epsilon_i = rho_i + ln(1/delta_i)/(alpha -
-    1).
+    """Convert individual RDP as the paper states it: epsilon_i = rho_i + ln(1/delta_i)/(alpha - 1).
 
-    Guarantee: if the Renyi divergence of order alpha between the two outputs is at most rho_i in both orders
-    of D and D', person i has (epsilon_i, delta_i)-DP (paper, Theorem 4; Mironov 2017, Proposition 3).
+    Guarantee: if the Renyi divergence of order alpha between the two outputs is at most rho_i in both
+    directions, person i has (epsilon_i, delta_i)-DP (paper, Theorem 4; Mironov 2017, Proposition 3).
     """
     alpha = _orders(order)
     return np.asarray(rho) + np.log(1 / np.asarray(delta, dtype=float)) / (alpha - 1)
 
 
 def epsilon_from_renyi(order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.ArrayLike) -> FloatArray:
-    """The tighter conversion: rho + ln((alpha-1)/alpha) - (ln(delta) + ln(alpha))/(alpha-1), at least 0.
+    """Convert RDP more tightly: rho + ln((alpha-1)/alpha) - (ln(delta) + ln(alpha))/(alpha-1), at least 0.
 
     Guarantee: as above, and never worse (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, Proposition 12).
 
@@ -139,22 +137,29 @@ def epsilon_from_renyi(order: npt.ArrayLike, rho: npt.ArrayLike, delta: npt.Arra
 
 
 def delta_from_renyi(order: npt.ArrayLike, rho: npt.ArrayLike, epsilon: npt.ArrayLike) -> FloatArray:
-    """The same conversion, solved for delta; at most 1."""
+    """Convert RDP to delta at an epsilon; at most 1."""
     alpha = _orders(order)
     exponent = (alpha - 1) * (np.asarray(rho) - np.asarray(epsilon) + np.log1p(-1 / alpha)) - np.log(alpha)
     return np.exp(np.minimum(exponent, 0.0))
 
 
-def renyi_drawn_once(
+def renyi_with_participation(
     orders: FloatArray, rho: FloatArray, integer_rho: FloatArray, participation: float
 ) -> FloatArray:
-    """rho'(alpha) for somebody who is in the round with chance `participation`, hidden.
+    """Return rho'(alpha) for a person who is in the round with probability `participation`, hidden.
 
-    `rho` is the round's curve at `orders`, `integer_rho` its values at the orders 2, 3, ...
-
-    Guarantee: for any algorithm and both orders of D and D', the smaller of two bounds: joint convexity,
+    Guarantee: for any algorithm and both directions, the smaller of two bounds: joint convexity,
     e^((alpha-1) rho') <= 1 - pi + pi e^((alpha-1) rho); and, at integer orders, the Poisson bound of Zhu and
     Wang (2019), Theorem 5.
+
+    Args:
+        orders: the Renyi orders.
+        rho: the round's own curve at `orders`.
+        integer_rho: its values at the orders 2, 3, ...
+        participation: the probability of being in the round.
+
+    Returns:
+        The amplified curve at `orders`.
     """
     exponent = (orders - 1) * rho
     bound = np.logaddexp(math.log1p(-participation), math.log(participation) + exponent) / (orders - 1)

@@ -68,7 +68,7 @@ class Budgets:
         deltas = _numbers("delta", delta, place)
         for name, values in (("epsilon", epsilons), ("delta", deltas)):
             if values.ndim > 1:
-                fail(f"Expected {name} to be one value a person. Got an array of shape {values.shape}.")
+                fail(f"Expected {name} to be one value per person. Got an array of shape {values.shape}.")
         if epsilons.size == 0:
             fail("Expected a budget for at least one person. Got an empty list.")
         if deltas.ndim == 1 and deltas.shape != epsilons.shape:
@@ -94,7 +94,7 @@ class Budgets:
             object.__setattr__(self, name, frozen)
 
     def without_names(self) -> Budgets:
-        """The same budgets, with ids that are places on a list: on another list they may be other people."""
+        """Return the same budgets with ids that are only positions: on another list they may be other people."""
         unnamed = copy(self)
         object.__setattr__(unnamed, "named", False)
         return unnamed
@@ -117,7 +117,7 @@ class Budgets:
         *,
         allow_infinite: bool = False,
     ) -> Budgets:
-        """Budgets from {id: epsilon} or {id: (epsilon, delta)}.
+        """Take budgets from {id: epsilon} or {id: (epsilon, delta)}.
 
         >>> Budgets.from_mapping({"ann": 0.5, "ben": (2.0, 1e-6)}).delta.tolist()
         [1e-05, 1e-06]
@@ -140,8 +140,22 @@ class Budgets:
         delta: float = 1e-5,
         allow_infinite: bool = False,
     ) -> Budgets:
-        """Budgets from a pandas or polars frame, or from a CSV or Parquet file; errors name the file and the
-        row."""
+        """Read budgets from a pandas or polars frame, or from a CSV or Parquet file.
+
+        Args:
+            table: the frame, or the path of the file.
+            id_column: column with person ids; without, people are known by their position.
+            epsilon_column: column with the epsilon that each person allows.
+            delta_column: column with each person's delta.
+            delta: one delta for everybody, without `delta_column`.
+            allow_infinite: accept people who ask for no protection.
+
+        Returns:
+            The budgets, in the order of the rows.
+
+        Raises:
+            PdpsgdError: a value is missing, no number or no budget; the message names the file and the row.
+        """
         from pdpsgd.budgets.tables import read_columns
 
         wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
@@ -165,9 +179,16 @@ class Budgets:
     def from_tiers(
         cls, tiers: Mapping[float, float], people: int, delta: float = 1e-5, *, shuffle: int | None = None
     ) -> Budgets:
-        """Budgets from {epsilon: share}; shares sum to 1, counts to `people` (largest remainders).
+        """Make budgets from {epsilon: share}; shares sum to 1, counts to `people` (largest remainders).
 
-        People stand in the order of the tiers, or shuffled by the public seed `shuffle`.
+        Args:
+            tiers: share of people by epsilon.
+            people: number of people.
+            delta: one delta for everybody.
+            shuffle: public seed by which people are shuffled; without, they are in the order of the tiers.
+
+        Returns:
+            The budgets.
 
         >>> budgets = Budgets.from_tiers({1: 0.34, 2: 0.43, 3: 0.23}, people=60_000)
         >>> [int((budgets.epsilon == e).sum()) for e in (1, 2, 3)]
@@ -189,10 +210,21 @@ class Budgets:
         delta: float = 1e-5,
         shuffle: int | None = None,
     ) -> Budgets:
-        """The paper's distribution: evenly spaced groups whose sizes follow c1 * exp(k * epsilon) + c2.
+        """Make the paper's budgets: evenly spaced groups whose sizes follow c1 * exp(k * epsilon) + c2.
 
-        Sizes are normalised to sum to `people` for every k (as printed, they sum to 1.83 over 20 groups, not
+        Sizes are normalized to sum to `people` for every k (as printed, they sum to 1.83 over 20 groups, not
         to 1). For intervals other than [0.5, 1] the same sizes go to the same places within the interval.
+
+        Args:
+            people: number of people.
+            k: skew; above 0 more people have large budgets.
+            interval: smallest and largest epsilon.
+            groups: number of groups.
+            delta: one delta for everybody.
+            shuffle: public seed by which people are shuffled; without, they are in the order of epsilon.
+
+        Returns:
+            The budgets.
 
         >>> [int((Budgets.exponential(60_000, k=k).epsilon == 0.5).sum()) for k in (-0.2, 0.0, 0.2)]
         [6011, 3000, 82]
@@ -248,7 +280,7 @@ def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> F
 
 
 def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
-    """The values as an array; a mask says that there is none, whatever lies under it."""
+    """The values as an array; what is masked is missing."""
     if isinstance(values, np.ma.MaskedArray):
         hidden = np.ma.getmaskarray(values)
         if hidden.any():
@@ -257,7 +289,7 @@ def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdA
     try:
         return np.asarray(list(values) if isinstance(values, (KeysView, ValuesView)) else values)
     except (TypeError, ValueError, RuntimeError) as error:
-        fail(f"Expected {name} to be one value a person. Got {values!r}: {error}.")
+        fail(f"Expected {name} to be one value per person. Got {values!r}: {error}.")
 
 
 def _check_budgets(
@@ -306,7 +338,7 @@ def _names(ids: Any, place: Callable[[int], str]) -> IdArray:
 
 
 def _listed(values: Any) -> list[Any] | None:
-    """What stands in a list, or in a dictionary's keys or values; None for anything else."""
+    """The values of a list, or of a dictionary's keys or values; None for anything else."""
     return list(values) if isinstance(values, (list, tuple, KeysView, ValuesView)) else None
 
 
@@ -330,7 +362,7 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
         kinds = set(map(type, ids.tolist()))
         if kinds not in ({str}, {int}):
             _fail_mixed(kind.__name__ for kind in kinds)
-    # polars hashes ten million ids in a second, of whatever type; numpy would have to sort them.
+    # polars hashes ten million ids in a second, of any type; numpy would have to sort them.
     repeated = polars.Series("id", ids.tolist() if ids.dtype.kind == "O" else ids).is_duplicated().to_numpy()
     if repeated.any():
         first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
@@ -341,7 +373,7 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
 
 
 def _first_non_number(column: IdArray) -> int | None:
-    """Where something stands that is no real number; text is none, also if it reads like one."""
+    """The index of the first value that is no real number; text is none, also if it reads like one."""
     if column.dtype.kind in "iuf":
         return None
     if column.dtype.kind in "US":

@@ -1,4 +1,4 @@
-"""Frames and files in, arrays out: pandas, polars, CSV or Parquet, whichever the user brings."""
+"""Frames and files in, arrays out: pandas, polars, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Source:
     first_row: int = 0
 
     def row(self, index: int) -> str:
-        """The place of the row with this index, counted from 0."""
+        """Name the row with this index, counted from 0."""
         return f"{self.name}, row {index + self.first_row}"
 
 
 def open_table(table: Any) -> tuple[Frame, Source]:
-    """A frame from a pandas or polars frame, or from the path of a `.csv` or `.parquet` file.
+    """Open a pandas or polars frame, or from the path of a `.csv` or `.parquet` file.
 
     Rows of a CSV file are counted as an editor counts lines: the header is line 1.
     """
@@ -62,7 +62,7 @@ def open_table(table: Any) -> tuple[Frame, Source]:
 
 
 def read_columns(table: Any, names: Sequence[str]) -> tuple[dict[str, npt.NDArray[Any]], Source]:
-    """The named columns of a table as numpy arrays; a missing value is refused with its row."""
+    """Return the named columns of a table as numpy arrays; a missing value is refused with its row."""
     frame, source = open_table(table)
     columns = {}
     for name in names:

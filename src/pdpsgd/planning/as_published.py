@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdpsgd._typing import BoolArray, FloatArray, IntArray
-from pdpsgd.accounting import Accountant, Exposure
+from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.history import Exposure
 from pdpsgd.accounting.registry import accountant as accountant_by_name
 from pdpsgd.accounting.theorems import participation_for
 from pdpsgd.budgets.budgets import Budgets
@@ -96,8 +97,7 @@ def plan_as_published(
             "Expected one delta for all and finite budgets: the paper has no others. Got several, or infinity."
         )
     delta = float(budgets.delta[0])
-    levels = make_levels(budgets, max_levels)
-    level = levels.of_person
+    levels, level = make_levels(budgets, max_levels)
     left = levels.epsilon[level].copy()
     coins = np.random.default_rng(seed)
     most = 1 if mechanism == "sampling" else rounds or MECHANISMS[mechanism].default_rounds

@@ -1,21 +1,20 @@
-"""Levels: people with like budgets are treated alike, at a budget that is at most what each of them
-allows."""
+"""Levels: people with similar budgets share one, which is at most what each of them allows."""
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pdpsgd._typing import FloatArray, IdArray, IntArray
+from pdpsgd._typing import BoolArray, FloatArray, IdArray, IntArray
+from pdpsgd.accounting.base import Accountant
+from pdpsgd.accounting.history import History
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_positive, fail
-
-if TYPE_CHECKING:
-    pass
+from pdpsgd.planning.rounds import Level, Round
 
 MAX_LEVELS = 256
 MAX_DELTAS = 8
@@ -28,26 +27,78 @@ SMALLEST_EPSILON = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """Budgets rounded down to few values.
+    """Budgets rounded down to few values, and what people were exposed to before.
 
     Guarantee: every person's level has an epsilon and a delta that are both at most the person's own, so
-    whoever keeps the promise to the levels keeps it to the people. `average_loss` is the mean share of
-    epsilon given up by that.
+    whoever keeps the promise to the levels keeps it to the people.
     """
 
     epsilon: FloatArray
     delta: FloatArray
-    people: IntArray
-    average_loss: float
-    of_person: IntArray
+    people: FloatArray
+    histories: tuple[History, ...]
 
     def __len__(self) -> int:
         return int(self.epsilon.size)
 
-    @property
-    def usable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Levels whose people allow anything at all."""
+    def usable(self) -> BoolArray:
+        """Return which levels allow anything at all."""
         return (self.epsilon > 0) & (self.delta > 0)
+
+    def only(self, chosen: IntArray) -> Levels:
+        """Return some of the levels."""
+        histories = tuple(self.histories[i] for i in chosen.tolist())
+        return Levels(self.epsilon[chosen], self.delta[chosen], self.people[chosen], histories)
+
+    def up_to(self, epsilon: FloatArray) -> Levels:
+        """Return the same people with smaller budgets."""
+        return replace(self, epsilon=epsilon)
+
+    def after(self, rounds: Sequence[Round]) -> Levels:
+        """Return the same people, who were exposed to these rounds as well."""
+        histories = tuple(h + tuple(r.exposure(i) for r in rounds) for i, h in enumerate(self.histories))
+        return replace(self, histories=histories)
+
+    def spent(self, by: Accountant) -> FloatArray:
+        """Return what each level has spent before."""
+        return np.array(by.epsilons(self.histories, self.delta.tolist()))
+
+    def round(
+        self,
+        steps: int,
+        noise_multiplier: float,
+        sample_rates: FloatArray,
+        *,
+        participation: FloatArray | None = None,
+        clip_scales: FloatArray | None = None,
+    ) -> Round:
+        """Make a round of a plan for these levels, with its expected batch size.
+
+        Args:
+            steps: number of steps.
+            noise_multiplier: of every step.
+            sample_rates: sampling rate per level.
+            participation: probability per level of being in the round; 1 by default.
+            clip_scales: clipping norm per level, relative to C; 1 by default.
+
+        Returns:
+            The round.
+        """
+        ones = np.ones_like(sample_rates)
+        participation = ones if participation is None else participation
+        return Round(
+            steps=int(steps),
+            noise_multiplier=float(noise_multiplier),
+            expected_batch_size=float(self.people @ (participation * sample_rates)),
+            participation=tuple(participation.tolist()),
+            sample_rates=tuple(sample_rates.tolist()),
+            clip_scales=tuple((ones if clip_scales is None else clip_scales).tolist()),
+        )
+
+    def unproven(self) -> tuple[Level, ...]:
+        """Return the levels as a plan holds them, before anything is proven."""
+        columns = zip(self.epsilon, self.delta, self.people, self.histories, strict=True)
+        return tuple(Level(float(e), float(d), int(n), None, h) for e, d, n, h in columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +110,19 @@ class Roster:
     named: bool = True
 
 
-def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
+def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> tuple[Levels, IntArray]:
     """Put people on at most `max_levels` levels, where the people are, losing as little epsilon as possible.
 
     Few distinct deltas are kept as they are, many are rounded down to at most eight; then the budgets of each
     delta are split where it saves most, until the average loss is below half a percent or the levels are used
     up.
 
-    >>> levels = make_levels(Budgets([0.5, 0.5, 2.0, 0.0]))
-    >>> levels.epsilon.tolist(), levels.people.tolist()
-    ([0.0, 0.5, 2.0], [1, 2, 1])
+    Returns:
+        The levels, and the level of each person.
+
+    >>> levels, of_person = make_levels(Budgets([0.5, 0.5, 2.0, 0.0]))
+    >>> levels.epsilon.tolist(), levels.people.tolist(), of_person.tolist()
+    ([0.0, 0.5, 2.0], [1.0, 2.0, 1.0], [1, 1, 2, 0])
     """
     check_positive(max_levels=max_levels)
     deltas = _round_down(budgets.delta, _delta_levels(budgets.delta, min(MAX_DELTAS, max_levels)))
@@ -88,11 +142,12 @@ def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> Levels:
     split = [(float(group.epsilons[0]), group.delta) for group in _split(groups, room)]
     epsilon, delta_column = np.array(sorted(fixed + split, key=lambda level: (level[1], level[0]))).T
     index = assign(epsilon, delta_column, budgets)
-    people = np.bincount(index, minlength=epsilon.size)
-    return Levels(epsilon, delta_column, people, _average_loss(epsilon[index], budgets.epsilon), index)
+    people = np.bincount(index, minlength=epsilon.size).astype(float)
+    return Levels(epsilon, delta_column, people, ((),) * epsilon.size), index
 
 
-def _average_loss(kept: FloatArray, asked: FloatArray) -> float:
+def average_loss(kept: FloatArray, asked: FloatArray) -> float:
+    """Return the mean share of epsilon that people give up because their level has less than they allow."""
     counted = (asked >= SMALLEST_EPSILON) & (kept > 0) & np.isfinite(asked)
     if counted.all():
         return float(1 - np.mean(kept / asked))
@@ -100,13 +155,13 @@ def _average_loss(kept: FloatArray, asked: FloatArray) -> float:
 
 
 def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray:
-    """The level of each person: the largest delta that is at most theirs, then the largest such epsilon.
+    """Return the level of each person: the largest delta that is at most theirs, then the largest such epsilon.
 
     The rule needs the levels and the person's own budget only, so that anyone can find their level in a
     published plan.
     """
     index = np.full(len(budgets), -1, dtype=np.int64)
-    # People whose epsilon or delta is 0 all stand on the one level that is never drawn.
+    # People whose epsilon or delta is 0 are all on the one level that is never sampled.
     never = (budgets.epsilon < SMALLEST_EPSILON) | (_round_down(budgets.delta, np.unique(delta)) == 0)
     unused = np.flatnonzero(epsilon == 0)
     index[never] = unused[0] if unused.size else -1
@@ -129,7 +184,7 @@ def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray
 
 
 def people_digest(roster: Roster) -> str:
-    """A public fingerprint of who is on which level: by id, in whatever order, or by place where there are no ids."""
+    """Return a public fingerprint of who is on which level: by id, in any order, or by place without ids."""
     if not roster.named:
         return f"places:{hashlib.sha256(roster.level.astype('<i8').tobytes()).hexdigest()}"
     order = np.argsort(roster.ids, kind="stable")  # (not polars, which may hang in a process that was forked)
@@ -140,7 +195,7 @@ def people_digest(roster: Roster) -> str:
 
 
 def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
-    """The roster's level for each person of `budgets`, by id; -1 for people it does not know."""
+    """Return the roster's level for each person of `budgets`, by id; -1 for people it does not know."""
     if _kind(roster.ids) != _kind(budgets.ids):
         # Silently, 7 and "7" would be two people, and what one of them has spent would be forgotten.
         fail(
@@ -178,7 +233,7 @@ class _Group:
     """Sorted distinct budgets of one delta that would share the smallest of them as their level.
 
     `count` and `inverse` are running sums of people and of people/epsilon, with a leading 0, so that the loss
-    of any stretch i..j is count - epsilon_i * inverse, in constant time.
+    of any segment i..j is count - epsilon_i * inverse, in constant time.
     """
 
     epsilons: FloatArray

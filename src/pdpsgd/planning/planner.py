@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from pdpsgd._typing import FloatArray, IntArray
-from pdpsgd.accounting import Accountant, History
+from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.registry import ACCOUNTANTS
 from pdpsgd.accounting.registry import accountant as accountant_by_name
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
-from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, make_levels, match_ids
-from pdpsgd.planning.mechanisms import Mechanism, Request
+from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, average_loss, make_levels, match_ids
+from pdpsgd.planning.mechanisms.base import Mechanism, Request
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
 from pdpsgd.planning.plans import Plan
-from pdpsgd.planning.rounds import Level, Round
+from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.solver import Segment
 from pdpsgd.planning.thresholds import threshold_loss
 
@@ -40,30 +40,35 @@ def plan(
     history_fixed: bool = False,
     max_levels: int = MAX_LEVELS,
 ) -> Plan:
-    """Draw up a plan: who is drawn at what rate, under how much noise, and what each person will have spent.
+    """Compute a plan: who is sampled at what rate, under how much noise, and what each person spends.
 
     Args:
         budgets: what each person on the list allows.
         mechanism: one of `MECHANISMS`; the default spends everything that everybody allows.
         steps: all steps together (1,000 unless the noise is given); rounds share them evenly.
-        batch_size: the expected number of people drawn at a step.
+        batch_size: expected number of people in a batch.
         accountant: `pld` (default), `rdp`, or `gdp`, which plans but proves nothing. `idp-sample` is defined
             under `rdp`.
         max_grad_norm: the clipping norm C.
-        rounds: at most so many rounds, for mechanisms with thresholds (10 by default).
+        rounds: maximum number of rounds, for mechanisms with thresholds (10 by default).
         schedule: for `pdp-sgd-exact`, (steps, relative noise, relative batch size) for each round, instead of
             `steps`.
         noise_multiplier: given the noise, find the number of steps instead.
-        drawn: "step" draws people at every step; "round" draws them once a round (the paper's Definition
-            4.1).
+        drawn: "step" samples people at every step; "round" once a round (the paper's Definition 4.1).
         weights: (w1, w2) of loss_f, for mechanisms with thresholds.
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
         history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
-            as it was run; a plan that was itself made with a history brings that along.
+            as it was run; a plan that has a history itself brings it along.
         history_fixed: say that this plan was fixed before any result of the plans in `history` was seen. Only
             then is the total over all of them proven (docs/promise.md, "Several runs"); otherwise the result
             is marked not for release.
-        max_levels: people are treated on at most so many levels.
+        max_levels: maximum number of levels.
+
+    Returns:
+        The plan, with what is proven for each level.
+
+    Raises:
+        PdpsgdError: the settings contradict each other, or no plan keeps these budgets with them.
 
     Guarantee: see `Plan`. Depends on the arguments only, all of which are public.
 
@@ -79,13 +84,10 @@ def plan(
     by = accountant_by_name(_accountant_name(chosen, mechanism, accountant))
     segments = _segments(schedule, steps)
     total = _total_steps(steps, segments, noise_multiplier)
-    levels = make_levels(budgets, max_levels)
-    epsilon, delta, people, histories, roster = _with_history(levels, budgets, history)
+    rounded, of_person = make_levels(budgets, max_levels)
+    levels, roster = _with_history(rounded, of_person, budgets, history)
     request = Request(
-        epsilon=epsilon,
-        delta=delta,
-        people=people.astype(float),
-        histories=histories,
+        levels=levels,
         steps=total,
         batch_size=batch_size,
         accountant=by,
@@ -95,24 +97,22 @@ def plan(
         drawn=drawn,
         loss=threshold_loss(weights, loss),
     )
-    made = _finish(chosen, request)
-    exposed = tuple(
-        Level(float(e), float(d), int(n), None, h)
-        for e, d, n, h in zip(epsilon, delta, people, histories, strict=True)
-    )
-    draft = Plan(mechanism, exposed, tuple(made), by.name, max_grad_norm=float(max_grad_norm))
-    proven = prove(draft, by)
-    return replace(
-        proven,
-        roster=roster,
+    draft = Plan(
+        mechanism,
+        levels.unproven(),
+        tuple(_run(chosen, request)),
+        by.name,
+        max_grad_norm=float(max_grad_norm),
         history_fixed=history_fixed,
-        notes=(*_unmatched(history, budgets), *_notes(proven, levels)),
     )
+    proven = prove(draft, by)
+    lost = average_loss(rounded.epsilon[of_person], budgets.epsilon)
+    notes = (*_unmatched(history, budgets), *_rounding_notes(len(rounded), lost), *_level_notes(proven))
+    return replace(proven, roster=roster, notes=notes)
 
 
 def prove(draft: Plan, by: Accountant) -> Plan:
-    """The plan with every level's `proven_epsilon` recomputed from its rounds (and history); None if `by`
-    proves nothing."""
+    """Recompute every level's `proven_epsilon` from its rounds and history; None if `by` proves nothing."""
     if not by.proves:
         return draft
     costs = by.epsilons(
@@ -123,7 +123,7 @@ def prove(draft: Plan, by: Accountant) -> Plan:
         exposed = any(not r.exposure(index).costs_nothing for r in draft.rounds)
         if exposed and cost > level.epsilon:
             raise PdpsgdError(
-                f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was made."
+                f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was computed."
             )
         levels.append(replace(level, proven_epsilon=cost))
     return replace(draft, levels=tuple(levels)).remember_proof()
@@ -173,49 +173,38 @@ def _total_steps(
     return int(total)
 
 
-def _finish(chosen: Mechanism, request: Request) -> list[Round]:
+def _run(chosen: Mechanism, request: Request) -> list[Round]:
     """Run the mechanism; people who ask for no protection get the rate of the largest finite level."""
-    infinite = np.isinf(request.epsilon)
+    levels = request.levels
+    infinite = np.isinf(levels.epsilon)
     if not infinite.any():
         return chosen.rounds(request)
-    finite = np.flatnonzero(~infinite & (request.epsilon > 0) & (request.delta > 0))
+    finite = np.flatnonzero(~infinite & levels.usable())
     if not finite.size:
         fail(
             "Expected somebody with a finite budget: people who ask for no protection follow the largest finite level."
         )
-    top = finite[np.lexsort((request.delta[finite], request.epsilon[finite]))[-1]]
+    top = finite[np.lexsort((levels.delta[finite], levels.epsilon[finite]))[-1]]
     kept = np.flatnonzero(~infinite)
-    people = request.people.copy()
-    people[top] += request.people[infinite].sum()
-    inner = replace(
-        request,
-        epsilon=request.epsilon[kept],
-        delta=request.delta[kept],
-        people=people[kept],
-        histories=tuple(request.histories[i] for i in kept),
-    )
+    people = levels.people.copy()
+    people[top] += levels.people[infinite].sum()
+    inner = replace(request, levels=replace(levels, people=people).only(kept))
     source = np.where(infinite, np.searchsorted(kept, top), np.cumsum(~infinite) - 1)
-    spread = {"participation": None, "sample_rates": None, "clip_scales": None}
+    columns = ("participation", "sample_rates", "clip_scales")
     return [
-        replace(r, **{name: tuple(np.array(getattr(r, name))[source].tolist()) for name in spread})  # type: ignore[arg-type]
+        replace(r, **{name: tuple(np.array(getattr(r, name))[source].tolist()) for name in columns})  # type: ignore[arg-type]
         for r in chosen.rounds(inner)
     ]
 
 
 def _with_history(
-    levels: Levels, budgets: Budgets, earlier: Sequence[Plan]
-) -> tuple[FloatArray, FloatArray, IntArray, tuple[History, ...], Roster]:
+    levels: Levels, of_person: IntArray, budgets: Budgets, earlier: Sequence[Plan]
+) -> tuple[Levels, Roster]:
     """Levels split by what their people were exposed to before, and who is on which."""
-    index = levels.of_person
     if not earlier:
-        return (
-            levels.epsilon,
-            levels.delta,
-            levels.people,
-            ((),) * len(levels),
-            Roster(budgets.ids, index, budgets.named),
-        )
-    columns = [index]
+        return levels, Roster(budgets.ids, of_person, budgets.named)
+    now = np.array([levels.epsilon[of_person], levels.delta[of_person]])
+    columns = [of_person]
     for number, before in enumerate(earlier):
         if before.roster is None:
             fail(
@@ -234,7 +223,7 @@ def _with_history(
                 f"{len(budgets):,} people."
             )
         columns.append(match_ids(before.roster, budgets))
-        _warn_of_matching_by_place(number, before, columns[-1], budgets, levels)
+        _warn_of_matching_by_place(number, before, columns[-1], budgets, now)
         if (columns[-1] < 0).all():
             fail(
                 f"Nobody of history[{number}] is on this list: its ids look like {before.roster.ids[0]!r}, these like "
@@ -248,23 +237,16 @@ def _with_history(
         tuple(e for before, i in zip(earlier, kind[1:], strict=True) if i >= 0 for e in before.history_of(i))
         for kind in kinds
     )
-    of_level = kinds[:, 0]
-    return (
-        levels.epsilon[of_level],
-        levels.delta[of_level],
-        people,
-        histories,
-        Roster(budgets.ids, place, budgets.named),
-    )
+    split = replace(levels.only(kinds[:, 0]), people=people.astype(float), histories=histories)
+    return split, Roster(budgets.ids, place, budgets.named)
 
 
 def _warn_of_matching_by_place(
-    number: int, before: Plan, place: IntArray, budgets: Budgets, levels: Levels
+    number: int, before: Plan, place: IntArray, budgets: Budgets, now: FloatArray
 ) -> None:
     """Say that nobody's name is known, where the wrong person's history would make a difference."""
     if budgets.named or np.all(place == place[0]):
         return
-    now = (levels.epsilon[levels.of_person], levels.delta[levels.of_person])
     then = np.array([(level.epsilon, level.delta) for level in before.levels])[place].T
     if not np.array_equal(now, then):
         warn(
@@ -287,15 +269,20 @@ def _unmatched(earlier: Sequence[Plan], budgets: Budgets) -> list[str]:
     return notes
 
 
-def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:
+def _rounding_notes(levels: int, lost: float) -> list[str]:
     notes = []
-    if levels.average_loss > 0:
+    if lost > 0:
         notes.append(
-            f"People are treated on {len(levels)} levels; rounding budgets down to them gives up "
-            f"{100 * levels.average_loss:.2f} % of epsilon on average."
+            f"People are on {levels} levels; rounding budgets down to them gives up {100 * lost:.2f} % of epsilon "
+            "on average."
         )
-    if levels.average_loss > 0.005:
+    if lost > 0.005:
         notes.append("That is more than half a percent: allow more levels with max_levels.")
+    return notes
+
+
+def _level_notes(made: Plan) -> list[str]:
+    notes = []
     for index, level in enumerate(made.levels):
         rates = [r.sample_rates[index] * r.participation[index] for r in made.rounds]
         who = f"{level.people:,} people at epsilon={level.epsilon:g}, delta={level.delta:g}"
@@ -310,10 +297,10 @@ def _notes(made: Plan, levels: Levels) -> tuple[str, ...]:
             )
         elif level.history and not any(rates):
             notes.append(
-                f"{who} have nothing left after earlier runs ({level.proven_epsilon or 0:.4g} spent): never drawn."
+                f"{who} have nothing left after earlier runs ({level.proven_epsilon or 0:.4g} spent): never sampled."
             )
         elif level.epsilon > 0 and level.delta > 0 and not any(rates):
-            notes.append(f"{who} allow so little that they are never drawn.")
+            notes.append(f"{who} allow so little that they are never sampled.")
     if made.accountant == "gdp":
-        notes.append("Made with gdp, an approximation: nothing is proven.")
-    return tuple(notes)
+        notes.append("Computed with gdp, an approximation: nothing is proven.")
+    return notes

@@ -62,20 +62,20 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """How many steps the whole plan takes."""
+        """The number of steps of the whole plan."""
         return sum(r.steps for r in self.rounds)
 
     @property
     def people(self) -> int:
-        """How many people are on the list, whether they are used or not."""
+        """The number of people on the list, used or not."""
         return sum(level.people for level in self.levels)
 
     def history_of(self, level: int) -> History:
-        """All that a person of this level is exposed to: earlier plans, then this plan's rounds."""
+        """Return all that a person of this level is exposed to: earlier plans, then this plan's rounds."""
         return self.levels[level].history + tuple(r.exposure(level) for r in self.rounds)
 
     def prefix(self, steps: int) -> Plan:
-        """The plan cut off after so many steps; proven figures are dropped because they no longer fit."""
+        """Return the first `steps` steps of the plan; proven figures are dropped because they no longer fit."""
         rounds, left = [], steps
         for r in self.rounds:
             if left > 0:
@@ -85,7 +85,7 @@ class Plan:
         return replace(self, rounds=tuple(rounds), levels=levels)
 
     def round_of_step(self, step: int) -> int:
-        """Index of the round to which the step (counted from 0 over the whole plan) belongs."""
+        """Return the index of the round to which the step (counted from 0 over the whole plan) belongs."""
         for index, r in enumerate(self.rounds):
             if step < r.steps:
                 return index
@@ -113,12 +113,12 @@ class Plan:
         return self.stated_people if self.roster is None else people_digest(self.roster)
 
     def level_of_person(self, budgets: Budgets) -> IntArray:
-        """The level of each person of `budgets`, in their order; refuses people the plan was not made for."""
+        """Return the level of each person of `budgets`; refuses people for whom the plan was not computed."""
 
         return level_of_person(self, budgets)
 
     def people_with_nothing_left(self) -> list[object]:
-        """Ids of the people whom no round draws: they allow nothing, or earlier runs have spent it."""
+        """Return the ids of people whom no round samples: they allow nothing, or earlier runs have spent it."""
         if self.roster is None:
             fail("This plan does not know its people: attach them with plan.with_people(budgets).")
         unused = [all(r.exposure(i).costs_nothing for r in self.rounds) for i in range(len(self.levels))]
@@ -126,7 +126,7 @@ class Plan:
         return ids
 
     def with_people(self, budgets: Budgets) -> Plan:
-        """The same plan, knowing which person is on which level (needed to count it as history later).
+        """Return the same plan, knowing which person is on which level (needed to count it as history later).
 
         `budgets` are those that the plan was made for. Others are refused, as far as the plan says for whom it was
         made (files of earlier versions do not: a warning says so).
@@ -139,11 +139,11 @@ class Plan:
 
     @property
     def is_proven_here(self) -> bool:
-        """Whether this process has made or verified just these levels and rounds: a changed copy is another plan."""
+        """Whether this process has computed or verified these levels and rounds (a changed copy is another plan)."""
         return self._content in _PROVEN
 
     def remember_proof(self) -> Plan:
-        """The plan itself, which was just proven or verified."""
+        """Remember that the plan was just proven or verified, and return it."""
         _PROVEN.add(self._content)
         return self
 
@@ -250,7 +250,7 @@ def _check_structure(plan: Plan) -> None:
 
 
 def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
-    """The plan's level for each person; refuses people for whom the plan was not made."""
+    """Return the plan's level for each person; refuses people for whom the plan was not made."""
     epsilon = np.array([level.epsilon for level in plan.levels])
     delta = np.array([level.delta for level in plan.levels])
     if plan.roster is not None:
@@ -262,7 +262,7 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
             check_same_people(plan, Roster(budgets.ids, index, budgets.named))
     else:
         fail(
-            "This plan has several levels with the same budget: who is on which stands in its roster, which is missing."
+            "This plan has several levels with the same budget: its roster says who is on which, and is missing."
         )
     lost = (index < 0) | (epsilon[index] > budgets.epsilon) | (delta[index] > budgets.delta)
     if lost.any():

@@ -1,8 +1,8 @@
 """The one solver behind all mechanisms: rates, participation or noise such that each level meets its target.
 
-A search only ever proposes; what it returns has been asked of the accountant at exactly the values returned,
-and is at most the target. That keeps guesses (Gaussian limits, interpolation between levels) out of every
-proof.
+Targets are the epsilons of `Levels`; a level at 0 is left out. A search only ever proposes; the accountant was
+asked at exactly the values returned, and answered at most the target. That keeps guesses (Gaussian limits,
+interpolation between levels) out of every proof.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import brentq
 
 from pdpsgd._typing import FloatArray, IntArray
-from pdpsgd.accounting import Accountant, Exposure, History
+from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
+from pdpsgd.accounting.history import Exposure, History
 from pdpsgd.errors import check_positive, fail
+from pdpsgd.planning.levels import Levels
+from pdpsgd.planning.rounds import Round
 
 TOLERANCE = 2e-3
 """A level's rate is final when it spends between 1 - TOLERANCE and 1 of its target."""
@@ -32,118 +35,106 @@ BATCH_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of steps whose noise and batch size are given relative to what is being solved."""
+    """Steps whose noise multiplier and batch size are given relative to what is being solved."""
 
     steps: int
     noise: float = 1.0
     batch_size: float = 1.0
 
 
-@dataclass(frozen=True)
-class Demand:
-    """For each level: what it was exposed to before, the total it may reach, its delta, its people."""
-
-    histories: tuple[History, ...]
-    targets: FloatArray
-    deltas: FloatArray
-    people: FloatArray
-    accountant: Accountant
-
-    def __len__(self) -> int:
-        return len(self.histories)
-
-    def spent(self) -> FloatArray:
-        """What each level has spent before."""
-        return np.array(self.accountant.epsilons(self.histories, self.deltas.tolist()))
-
-    def cost(self, level: int, exposures: tuple[Exposure, ...]) -> float:
-        """What the level has spent after these exposures as well."""
-        return self.accountant.epsilon(self.histories[level] + exposures, float(self.deltas[level]))
-
-    def only(self, levels: IntArray) -> Demand:
-        """The demand of some of the levels."""
-        chosen = levels.tolist()
-        return Demand(
-            tuple(self.histories[i] for i in chosen),
-            self.targets[chosen],
-            self.deltas[chosen],
-            self.people[chosen],
-            self.accountant,
-        )
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Noise, and a rate for each level (relative to each segment's batch size)."""
-
-    noise_multiplier: float
-    rates: FloatArray
-    segments: tuple[Segment, ...]
-
-
 def solve_rates(
-    demand: Demand, segments: Sequence[Segment], batch_size: float, noise_multiplier: float | None = None
-) -> Solution:
-    """Each level's rate, and the noise for which the expected batch is the wanted one (or the number of
-    steps, given
-    the noise).
+    levels: Levels,
+    segments: Sequence[Segment],
+    batch_size: float,
+    by: Accountant,
+    *,
+    noise_multiplier: float | None = None,
+) -> list[Round]:
+    """Find each level's rate, and the noise for which the expected batch is the wanted one.
 
-    Guarantee: every level's total over its history and these segments is at most its target, by the demand's
+    Guarantee: every level's total over its history and these rounds is at most its target, by the given
     accountant; and at least 99.8 % of it, except where a rate is capped at 1 or is practically 0.
+
+    Args:
+        levels: the levels, with their targets as epsilon.
+        segments: one per round: its steps, and its noise and batch size relative to the others.
+        batch_size: expected number of people in a batch.
+        by: the accountant.
+        noise_multiplier: given, the number of steps is found instead.
+
+    Returns:
+        One round per segment.
+
+    Raises:
+        PdpsgdError: no budget is left, or the batch does not fit the budgets.
     """
     check_positive(batch_size=batch_size)
-    usable = np.flatnonzero(demand.targets > 0)
-    if not usable.size:
-        fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
-    wanted = demand.only(usable)
-    if batch_size > wanted.people.sum():
-        fail(
-            f"Expected batch_size of at most the {int(wanted.people.sum()):,} people who can be used. "
-            f"Got {batch_size:g}."
-        )
-    # At a batch of everybody any noise that is large enough will do: aim a hair below, at the smallest.
-    search = _RateSearch(wanted, tuple(segments), min(batch_size, 0.9995 * float(wanted.people.sum())))
+    usable = usable_levels(levels)
+    wanted = levels.only(usable)
+    check_batch_size(batch_size, wanted)
+    # At a batch of everybody any noise that is large enough will do: aim slightly below, at the smallest.
+    aim = min(batch_size, 0.9995 * float(wanted.people.sum()))
+    search = _RateSearch(wanted, by, tuple(segments), aim)
     sigma, segments = search.noise() if noise_multiplier is None else search.steps(noise_multiplier)
-    rates = np.zeros(len(demand))
+    rates = np.zeros(len(levels))
     rates[usable] = search.final_rates(sigma, segments)
-    return Solution(sigma, rates, segments)
+    return [levels.round(s.steps, sigma * s.noise, np.minimum(1.0, rates * s.batch_size)) for s in segments]
+
+
+def usable_levels(levels: Levels) -> IntArray:
+    """Return the levels with a target above 0, and refuse if there is none."""
+    usable = np.flatnonzero(levels.epsilon > 0)
+    if not usable.size:
+        fail("Expected a budget that is left. Every budget is 0 or spent, so there is nobody to train on.")
+    return usable
+
+
+def check_batch_size(batch_size: float, levels: Levels) -> None:
+    """Refuse an expected batch of more people than there are on these levels."""
+    people = float(levels.people.sum())
+    if batch_size > people:
+        fail(
+            f"Expected batch_size of at most the {int(people):,} people who can be used. Got {batch_size:g}."
+        )
 
 
 def exposures(rate: float, sigma: float, segments: Sequence[Segment]) -> tuple[Exposure, ...]:
-    """What somebody with this rate is exposed to in the segments."""
+    """Return what a person with this rate is exposed to in the segments."""
     return tuple(Exposure(1.0, min(1.0, rate * s.batch_size), sigma * s.noise, s.steps) for s in segments)
 
 
 @dataclass
 class _RateSearch:
-    """The search for noise (or steps), in the coordinate mu = rate * gain in which levels hardly depend on
-    the noise.
+    """Search for noise (or steps) in the coordinate mu = rate * gain, in which levels hardly depend on the noise.
 
     gain = sqrt(sum of steps * batch^2 * (e^(1/sigma^2) - 1)) is the Gaussian limit's mu of a person with rate
     1. Each trial solves a few anchor levels exactly, lays the others between them, and moves the noise (or
     the steps) to where the expected batch fits; a handful of trials suffice.
     """
 
-    demand: Demand
+    levels: Levels
+    by: Accountant
     segments: tuple[Segment, ...]
     batch_size: float
 
     def __post_init__(self) -> None:
-        d = self.demand
-        before = [total_mu(h) for h in d.histories]
-        self.base = d.spent()
-        self.mu = np.array([_mu_for(t, x, m) for t, x, m in zip(d.targets, d.deltas, before, strict=True)])
-        self.groups = _groups(d)
+        wanted = self.levels
+        before = [total_mu(h) for h in wanted.histories]
+        self.base = wanted.spent(self.by)
+        self.mu = np.array(
+            [_mu_for(t, d, m) for t, d, m in zip(wanted.epsilon, wanted.delta, before, strict=True)]
+        )
+        self.groups = _groups(wanted)
 
     def noise(self) -> tuple[float, tuple[Segment, ...]]:
-        """The noise for which the expected batch is the wanted one: it grows with the noise."""
+        """Find the noise for which the expected batch is the wanted one: it grows with the noise."""
         log_sigma = self._fit(
             lambda x: (math.exp(x), self.segments), lowest=math.log(0.05), highest=math.log(1e6)
         )
         return math.exp(log_sigma), self.segments
 
     def steps(self, sigma: float) -> tuple[float, tuple[Segment, ...]]:
-        """The number of steps for which the expected batch is the wanted one: it shrinks with the steps."""
+        """Find the number of steps for which the expected batch is the wanted one: it shrinks with them."""
         check_positive(noise_multiplier=sigma)
         share = np.array([s.steps for s in self.segments], dtype=float)
         share /= share.sum()
@@ -202,16 +193,15 @@ class _RateSearch:
         return high if gap(high) < 0 else float(brentq(gap, low, high, xtol=1e-7))
 
     def final_rates(self, sigma: float, segments: tuple[Segment, ...]) -> FloatArray:
-        """Every level's rate at this noise, each proven; levels between solved ones start from between their
-        rates."""
+        """Return every level's rate at this noise, each proven; a level starts from the rates around it."""
         gain = self._gain(sigma, segments)
-        rates = np.zeros(len(self.demand))
+        rates = np.zeros(len(self.levels))
         for group in self.groups:
-            targets, place = np.unique(self.demand.targets[group], return_inverse=True)
+            targets, place = np.unique(self.levels.epsilon[group], return_inverse=True)
             solved: dict[int, float] = {}
             for index in _refining(targets.size):
                 level = int(group[np.flatnonzero(place == index)[0]])
-                guess, slope = _from_neighbours(np.log(targets), solved, index) or (
+                guess, slope = _from_nearest(np.log(targets), solved, index) or (
                     self.mu[level] / gain,
                     1.0,
                 )
@@ -223,22 +213,22 @@ class _RateSearch:
         return total_mu(tuple(Exposure(1.0, s.batch_size, sigma * s.noise, s.steps) for s in segments))
 
     def _expected_batch(self, sigma: float, segments: tuple[Segment, ...]) -> float:
-        return float(self.demand.people @ np.minimum(1.0, self.mu / self._gain(sigma, segments)))
+        return float(self.levels.people @ np.minimum(1.0, self.mu / self._gain(sigma, segments)))
 
     def _solve_anchors(self, sigma: float, segments: tuple[Segment, ...]) -> None:
         gain = self._gain(sigma, segments)
         for group in self.groups:
-            first = np.unique(self.demand.targets[group], return_index=True)[1]
+            first = np.unique(self.levels.epsilon[group], return_index=True)[1]
             chosen = first[np.unique(np.linspace(0, first.size - 1, ANCHORS).round().astype(int))]
             shift = []
             for anchor in group[chosen]:
                 rate = self._rate(int(anchor), sigma, segments, self.mu[anchor] / gain, capped=False)
-                # A level that cannot be drawn at all under this noise counts as (next to) nobody in the batch.
+                # A level that cannot be sampled at all under this noise counts as (next to) nobody in the batch.
                 shift.append(math.log(max(rate, SMALLEST_RATE) * gain / self.mu[anchor]))
             # What the Gaussian limit misses varies slowly with the target: interpolate it between the anchors.
-            x = np.log(self.demand.targets[group[chosen]])
+            x = np.log(self.levels.epsilon[group[chosen]])
             between = PchipInterpolator(x, shift) if x.size > 1 else lambda _, only=shift[0]: only
-            self.mu[group] *= np.exp(between(np.log(self.demand.targets[group])))
+            self.mu[group] *= np.exp(between(np.log(self.levels.epsilon[group])))
 
     def _rate(
         self,
@@ -251,10 +241,10 @@ class _RateSearch:
         slope: float = 1.0,
     ) -> float:
         highest = 1.0 / min(s.batch_size for s in segments)
-        target = float(self.demand.targets[level])
+        target = float(self.levels.epsilon[level])
 
         def cost(rate: float) -> float:
-            return self.demand.cost(level, exposures(rate, sigma, segments))
+            return _total(self.levels, level, exposures(rate, sigma, segments), self.by)
 
         if not capped and guess >= highest and cost(highest) <= target:
             return guess  # beyond a rate of 1 there is nothing to learn
@@ -272,12 +262,21 @@ def largest_within(
     slope: float = 1.0,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """The largest x (nearly) with cost(x) <= target, for an increasing cost with cost(0) = `base`; 0 if there
-    is none.
-
-    `slope` is d ln(cost) / d ln(x) as far as it is known: it speeds up the first correction.
+    """Find the largest x (nearly) with cost(x) <= target, for an increasing cost; 0 if there is none.
 
     Guarantee: cost(result) was computed and is at most the target, or the result is 0.
+
+    Args:
+        cost: the cost of x.
+        target: what it may reach.
+        guess: where to start.
+        highest: the largest x allowed.
+        base: cost(0).
+        slope: d ln(cost) / d ln(x) as far as it is known; it speeds up the first correction.
+        tolerance: how far below the target the cost may end, relatively.
+
+    Returns:
+        The x that was found.
     """
     aim = 1 - tolerance / 2
     low: tuple[float, float] | None = None
@@ -319,8 +318,7 @@ def largest_within(
 
 
 def _between(low: tuple[float, float], high: tuple[float, float], aim: float) -> float:
-    """The point between two brackets at which a power law through both would reach the aim, kept off the
-    ends."""
+    """Where between two brackets a power law through both would reach the aim, kept off the ends."""
     share = 0.5
     if 0 < low[1] < high[1]:
         share = math.log(aim / low[1]) / math.log(high[1] / low[1])
@@ -337,11 +335,10 @@ def _refining(count: int) -> list[int]:
     return list(dict.fromkeys([*order, *range(count)]))
 
 
-def _from_neighbours(
+def _from_nearest(
     log_targets: FloatArray, solved: dict[int, float], index: int
 ) -> tuple[float, float] | None:
-    """Rate and slope d ln(target) / d ln(rate) at a level, from its nearest solved neighbours on both
-    sides."""
+    """Rate and slope d ln(target) / d ln(rate) at a level, from the nearest solved levels on both sides."""
     below = max((i for i in solved if i < index and solved[i] > 0), default=None)
     above = min((i for i in solved if i > index and solved[i] > 0), default=None)
     if below is None or above is None or solved[above] <= solved[below]:
@@ -363,32 +360,42 @@ def _mu_for(target: float, delta: float, before: float) -> float:
     return math.sqrt(max(total**2 - before**2, (1e-3 * total) ** 2))
 
 
-def _groups(demand: Demand) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Levels that share history and delta, so that one curve passes through them; each sorted by target,
-    distinct."""
+def _total(levels: Levels, level: int, more: tuple[Exposure, ...], by: Accountant) -> float:
+    """What the level has spent after these exposures as well."""
+    return by.epsilon(levels.histories[level] + more, float(levels.delta[level]))
+
+
+def _groups(levels: Levels) -> list[IntArray]:
+    """Levels that share history and delta, so that one curve passes through them, each sorted by target."""
     members: dict[tuple[History, float], list[int]] = {}
-    for level, (history, delta) in enumerate(zip(demand.histories, demand.deltas, strict=True)):
+    for level, (history, delta) in enumerate(zip(levels.histories, levels.delta, strict=True)):
         members.setdefault((history, float(delta)), []).append(level)
-    return [np.array(sorted(group, key=lambda i: demand.targets[i])) for group in members.values()]
+    return [np.array(sorted(group, key=lambda i: levels.epsilon[i])) for group in members.values()]
 
 
-def solve_participation(demand: Demand, steps: int, batch_size: float) -> tuple[float, float, FloatArray]:
-    """Noise, the common rate, and each level's participation, for a round that is drawn once (Definition
-    4.1).
+def solve_participation(levels: Levels, steps: int, batch_size: float, by: Accountant) -> Round:
+    """Find each level's participation, and the noise, of a round that is drawn once (Definition 4.1).
 
-    The level that may spend most takes part for certain and fixes the noise; the others take part by chance;
-    the rate inside the round makes the expected batch the wanted one.
+    The level that may spend most participates for certain and fixes the noise; the others participate with a
+    probability; the rate inside the round makes the expected batch the wanted one.
 
-    Guarantee: every level's total over its history and this round is at most its target, by the demand's
+    Guarantee: every level's total over its history and this round is at most its target, by the given
     accountant.
+
+    Args:
+        levels: the levels, with their targets as epsilon.
+        steps: the steps of the round.
+        batch_size: expected number of people in a batch.
+        by: the accountant.
+
+    Returns:
+        The round.
     """
-    usable = np.flatnonzero(demand.targets > 0)
-    if not usable.size:
-        fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
-    wanted = demand.only(usable)
-    search = _RateSearch(wanted, (Segment(steps),), batch_size)
+    usable = usable_levels(levels)
+    wanted = levels.only(usable)
+    search = _RateSearch(wanted, by, (Segment(steps),), batch_size)
     top = int(np.argmax(search.mu))
-    # To start with: a small loss is proportional to the chance, and mu to the loss.
+    # To start with: a small loss is proportional to the participation, and mu to the loss.
     participation = search.mu / search.mu[top]
     sigma = rate = 0.0
     for _ in range(8):
@@ -399,39 +406,36 @@ def solve_participation(demand: Demand, steps: int, batch_size: float) -> tuple[
                 f"Got {batch_size:g}."
             )
         sigma = smallest_noise_multiplier(
-            float(wanted.targets[top]),
-            float(wanted.deltas[top]),
+            float(wanted.epsilon[top]),
+            float(wanted.delta[top]),
             sample_rate=rate,
             steps=steps,
             history=wanted.histories[top],
-            accounting=demand.accountant,
+            accounting=by,
             tolerance=TOLERANCE / 4,
         )
-        participation = _participation(wanted, search.base, participation, rate, sigma, steps)
+        participation = _participation(search, participation, rate, sigma, steps)
         if abs(previous / rate - 1) < TOLERANCE:
             break
-    everyone = np.zeros(len(demand))
+    everyone = np.zeros(len(levels))
     everyone[usable] = participation
-    return sigma, rate, everyone
+    return levels.round(steps, sigma, np.where(everyone > 0, rate, 0.0), participation=everyone)
 
 
 def _participation(
-    demand: Demand, base: FloatArray, guess: FloatArray, rate: float, sigma: float, steps: int
+    search: _RateSearch, guess: FloatArray, rate: float, sigma: float, steps: int
 ) -> FloatArray:
+    """Each level's participation at this rate and noise; levels that are the same share one search."""
+    levels = search.levels
+    same = list(zip(levels.histories, levels.delta.tolist(), levels.epsilon.tolist(), strict=True))
     known: dict[tuple[History, float, float], float] = {}
-    for level in range(len(demand)):
-        same = (demand.histories[level], float(demand.deltas[level]), float(demand.targets[level]))
-        if same not in known:
-            known[same] = largest_within(
-                lambda pi, level=level: demand.cost(level, (Exposure(pi, rate, sigma, steps),)),  # type: ignore[misc]
-                same[2],
+    for level, key in enumerate(same):
+        if key not in known:
+            known[key] = largest_within(
+                lambda pi, level=level: _total(levels, level, (Exposure(pi, rate, sigma, steps),), search.by),  # type: ignore[misc]
+                key[2],
                 float(guess[level]),
                 highest=1.0,
-                base=float(base[level]),
+                base=float(search.base[level]),
             )
-    return np.array(
-        [
-            known[demand.histories[i], float(demand.deltas[i]), float(demand.targets[i])]
-            for i in range(len(demand))
-        ]
-    )
+    return np.array([known[key] for key in same])

@@ -22,8 +22,7 @@ Loss = Callable[[FloatArray, FloatArray, float], float]
 
 
 def waste_unsampled(budgets: FloatArray, people: FloatArray, tau: float) -> float:
-    """waste_u: what people below tau lose by not being drawn: sum of epsilon * (1 - (e^epsilon - 1)/(e^tau -
-    1))."""
+    """Return waste_u, what people below tau lose: sum of epsilon * (1 - (e^epsilon - 1)/(e^tau - 1))."""
     below = budgets < tau
     if not below.any():
         return 0.0
@@ -32,13 +31,13 @@ def waste_unsampled(budgets: FloatArray, people: FloatArray, tau: float) -> floa
 
 
 def waste_sampled(budgets: FloatArray, people: FloatArray, tau: float) -> float:
-    """waste_s: what people above tau are cut off by it: sum of epsilon - tau."""
+    """Return waste_s, what people above tau lose: sum of epsilon - tau."""
     above = budgets > tau
     return float(people[above] @ (budgets[above] - tau))
 
 
 def fixed_loss(unsampled_weight: float, sampled_weight: float) -> Loss:
-    """loss_f = w1 * waste_u + w2 * waste_s (paper, eq. loss_f)."""
+    """Make loss_f = w1 * waste_u + w2 * waste_s (paper, eq. loss_f)."""
 
     def loss(budgets: FloatArray, people: FloatArray, tau: float) -> float:
         return unsampled_weight * waste_unsampled(budgets, people, tau) + sampled_weight * waste_sampled(
@@ -49,16 +48,16 @@ def fixed_loss(unsampled_weight: float, sampled_weight: float) -> Loss:
 
 
 def adaptive_loss(budgets: FloatArray, people: FloatArray, tau: float) -> float:
-    """loss_a with the weights as the paper's text states them: (u^2 + s^2)/(u + s); 0/0 is 0."""
+    """Return loss_a with the weights as the paper's text states them: (u^2 + s^2)/(u + s); 0/0 is 0."""
     u, s = waste_unsampled(budgets, people, tau), waste_sampled(budgets, people, tau)
     return (u * u + s * s) / (u + s) if u + s > 0 else 0.0
 
 
 def printed_adaptive_loss(budgets: FloatArray, people: FloatArray, tau: float) -> float:
-    """loss_a as printed: 2us/(u + s).
+    """Return loss_a as printed: 2us/(u + s).
 
     Degenerate: zero at both ends of [min Phi, max Phi] and positive in between, so its minimum is always an
-    end, whatever the budgets are; on a tie the smaller one is taken. Kept for comparison.
+    end; on a tie the smaller one is taken. Kept for comparison.
     """
     u, s = waste_unsampled(budgets, people, tau), waste_sampled(budgets, people, tau)
     return 2 * u * s / (u + s) if u + s > 0 else 0.0
@@ -68,10 +67,10 @@ LOSSES: dict[str, Loss] = {"adaptive": adaptive_loss, "adaptive-as-printed": pri
 
 
 def best_threshold(budgets: npt.ArrayLike, people: npt.ArrayLike, loss: Loss) -> float:
-    """The exact minimiser of the loss over [min Phi, max Phi]; on a tie the smallest.
+    """Find the exact minimizer of the loss over [min Phi, max Phi]; on a tie the smallest.
 
-    Between neighbouring levels both wastes are smooth, so each of these stretches is minimised by itself and
-    compared with its ends. (loss_f is concave there: its minimiser is always a level.)
+    Between adjacent levels both wastes are smooth, so each of these segments is minimized by itself and
+    compared with its ends. (loss_f is concave there: its minimizer is always a level.)
 
     >>> twenty = np.linspace(0.5, 1, 20)
     >>> [round(best_threshold(twenty, np.ones(20), fixed_loss(w, 1 - w)), 6) for w in (0.2, 0.5, 0.7)]
@@ -109,7 +108,7 @@ def _positive_finite(budgets: npt.ArrayLike, people: npt.ArrayLike) -> tuple[Flo
 
 
 def threshold_loss(weights: tuple[float, float] | None, loss: str | None) -> Loss | None:
-    """The loss a user chose for thresholds, or None for the mechanism's own."""
+    """Return the loss that a user chose for thresholds, or None for the mechanism's own."""
     if weights is not None and loss is not None:
         fail(f"Expected `weights` or `loss`, not both. Got weights={weights!r} and loss={loss!r}.")
     if weights is not None:

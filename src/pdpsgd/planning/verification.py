@@ -116,8 +116,7 @@ def _matters(e: Exposure, history: History) -> bool:
 
 @dataclass(frozen=True)
 class _Losses:
-    """A discrete privacy loss distribution: `mass[i]` at (`first` + i) * interval, and `infinite` at
-    infinity."""
+    """A discrete privacy loss distribution: `mass[i]` at (`first` + i) * interval, `infinite` at infinity."""
 
     first: int
     mass: FloatArray
@@ -185,16 +184,14 @@ def _inverse_loss(loss: FloatArray, q: float, sigma: float) -> FloatArray:
 
 
 def _cells(z: FloatArray) -> FloatArray:
-    """Standard normal mass of (-inf, z0], (z0, z1], ..., (zn, inf), each from the side where it keeps its
-    digits."""
+    """Standard normal mass of (-inf, z0], (z0, z1], ..., (zn, inf), each from the more precise side."""
     below, above = ndtr(z), ndtr(-z)
     inner = np.where(z[1:] + z[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return np.concatenate([below[:1], np.maximum(inner, 0.0), above[-1:]])
 
 
 def _mixed(inside: _Losses, pi: float, removing: bool) -> _Losses:
-    """The distribution for somebody who is there with chance `pi` only (design of docs/theory.md, as point
-    masses)."""
+    """The distribution for a person who participates with probability `pi` (docs/theory.md, as point masses)."""
     h, losses = inside.interval, inside.losses
     if removing:
         other = inside.mass * np.exp(-losses)

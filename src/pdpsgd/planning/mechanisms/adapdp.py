@@ -1,5 +1,4 @@
-"""DP-SGD with AdaPDP (Niu et al. 2021; the paper's second baseline): a threshold and a fresh model each
-round."""
+"""DP-SGD with AdaPDP (Niu et al. 2021; the paper's second baseline): a fresh model and threshold each round."""
 
 from __future__ import annotations
 

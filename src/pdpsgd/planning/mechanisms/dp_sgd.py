@@ -2,62 +2,59 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from dataclasses import replace
 
+import numpy as np
+
+from pdpsgd._typing import IntArray
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
-from pdpsgd.errors import fail
-from pdpsgd.planning.mechanisms.base import Mechanism, Request, make_round, meet_targets
+from pdpsgd.planning.levels import Levels
+from pdpsgd.planning.mechanisms.base import Mechanism, Request, meet_targets
 from pdpsgd.planning.rounds import Round
+from pdpsgd.planning.solver import check_batch_size, usable_levels
 
 
 def _rounds(request: Request) -> list[Round]:
-    usable = request.usable
-    if not usable.any():
-        fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
-    epsilon, delta = request.epsilon[usable].min(), request.delta[usable].min()
-    people = float(request.people[usable].sum())
-    if request.batch_size > people:
-        fail(
-            f"Expected batch_size of at most the {int(people):,} people who can be used. Got {request.batch_size:g}."
-        )
-    rate = request.batch_size / people
-    histories = {request.histories[i] for i in np.flatnonzero(usable)}
+    usable = usable_levels(request.levels.up_to(np.where(request.usable(), request.levels.epsilon, 0.0)))
+    used = request.levels.only(usable)
+    check_batch_size(request.batch_size, used)
     if request.noise_multiplier is not None or request.schedule is not None:
-        return _as_one_level(request, usable, float(epsilon), float(delta))
+        return _as_one_level(request, usable)
+    rate = request.batch_size / float(used.people.sum())
     sigma = max(
         smallest_noise_multiplier(
-            float(epsilon),
-            float(delta),
+            float(used.epsilon.min()),
+            float(used.delta.min()),
             sample_rate=rate,
             steps=request.steps,
             history=history,
             accounting=request.accountant,
         )
-        for history in histories
+        for history in set(used.histories)
     )
-    return [make_round(request, request.steps, sigma, np.where(usable, rate, 0.0))]
+    return [request.levels.round(request.steps, sigma, _at(usable, rate, len(request.levels)))]
 
 
-def _as_one_level(
-    request: Request, usable: npt.NDArray[np.bool_], epsilon: float, delta: float
-) -> list[Round]:
-    """A given noise (how many steps?) or a schedule: solve for everybody as one level, then give all its
-    rate."""
-    from dataclasses import replace
-
-    strictest = int(np.flatnonzero(usable)[np.argmax(request.spent()[usable])])
-    alone = replace(
-        request,
-        epsilon=np.array([epsilon]),
-        delta=np.array([delta]),
-        people=np.array([request.people[usable].sum()]),
-        histories=(request.histories[strictest],),
+def _as_one_level(request: Request, usable: IntArray) -> list[Round]:
+    """A given noise (how many steps?) or a schedule: solve for everybody as one level, then give all its rate."""
+    used = request.levels.only(usable)
+    strictest = used.histories[int(np.argmax(used.spent(request.accountant)))]
+    one = Levels(
+        used.epsilon.min(keepdims=True),
+        used.delta.min(keepdims=True),
+        used.people.sum(keepdims=True),
+        (strictest,),
     )
     return [
-        make_round(request, r.steps, r.noise_multiplier, np.where(usable, r.sample_rates[0], 0.0))
-        for r in meet_targets(alone, alone.epsilon)
+        request.levels.round(r.steps, r.noise_multiplier, _at(usable, r.sample_rates[0], len(request.levels)))
+        for r in meet_targets(replace(request, levels=one), one.epsilon)
     ]
+
+
+def _at(usable: IntArray, rate: float, levels: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    rates = np.zeros(levels)
+    rates[usable] = rate
+    return rates
 
 
 MECHANISM = Mechanism(_rounds, "the strictest person's budget for all, one rate")

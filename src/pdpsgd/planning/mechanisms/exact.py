@@ -9,7 +9,7 @@ from pdpsgd.planning.rounds import Round
 
 
 def _rounds(request: Request) -> list[Round]:
-    return meet_targets(request, np.where(request.usable, request.epsilon, 0.0))
+    return meet_targets(request, np.where(request.usable(), request.levels.epsilon, 0.0))
 
 
 MECHANISM = Mechanism(_rounds, "each level at its own rate; everything is spent by the end")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdpsgd.accounting import Exposure
+from pdpsgd.accounting.history import Exposure
 from pdpsgd.errors import fail
-from pdpsgd.planning.mechanisms.base import MARGIN, Mechanism, Request, make_round, meet_targets
+from pdpsgd.planning.mechanisms.base import MARGIN, Mechanism, Request, meet_targets
 from pdpsgd.planning.rounds import Round
-from pdpsgd.planning.solver import largest_within
+from pdpsgd.planning.solver import check_batch_size, largest_within, usable_levels
 
 
 def _sample(request: Request) -> list[Round]:
-    return meet_targets(request, np.where(request.usable, request.epsilon, 0.0))
+    return meet_targets(request, np.where(request.usable(), request.levels.epsilon, 0.0))
 
 
 def _scale(request: Request) -> list[Round]:
@@ -21,39 +21,36 @@ def _scale(request: Request) -> list[Round]:
     sigma_bar is the harmonic mean over people, so that the average clipping norm is C.
     """
     if request.noise_multiplier is not None or request.schedule is not None or request.drawn == "round":
-        fail("idp-scale takes `steps` and `batch_size` only: no given noise, schedule or draw once a round.")
-    usable = np.flatnonzero(request.usable)
-    if not usable.size:
-        fail("Nobody allows anything: every budget is 0 or spent, so there is nobody to train on.")
-    people = request.people[usable]
-    if request.batch_size > people.sum():
         fail(
-            f"Expected batch_size of at most the {int(people.sum()):,} people who can be used. "
-            f"Got {request.batch_size:g}."
+            "Expected `steps` and `batch_size` only for idp-scale: no given noise, schedule or drawn='round'."
         )
-    rate = request.batch_size / float(people.sum())
-    spent = request.spent()
-    inverse_noise = np.zeros(len(request.epsilon))
+    levels, by = request.levels, request.accountant
+    usable = usable_levels(levels.up_to(np.where(request.usable(), levels.epsilon, 0.0)))
+    used = levels.only(usable)
+    check_batch_size(request.batch_size, used)
+    people = float(used.people.sum())
+    rate = request.batch_size / people
+    spent = used.spent(by)
+    inverse_noise = np.zeros(len(used))
     guess = 1.0
-    for level in sorted(usable, key=lambda i: (request.delta[i], request.epsilon[i])):
-        history, delta = request.histories[level], float(request.delta[level])
+    for level in np.lexsort((used.epsilon, used.delta)).tolist():
+        history, delta = used.histories[level], float(used.delta[level])
 
         def cost(inverse: float, history=history, delta=delta) -> float:  # type: ignore[no-untyped-def]
-            return request.accountant.epsilon(
-                (*history, Exposure(1.0, rate, 1 / inverse, request.steps)), delta
-            )
+            return by.epsilon((*history, Exposure(1.0, rate, 1 / inverse, request.steps)), delta)
 
-        target = float(request.epsilon[level]) * (1 - MARGIN)
+        target = float(used.epsilon[level]) * (1 - MARGIN)
         guess = largest_within(cost, target, guess or 1.0, base=float(spent[level]), highest=20.0)
         inverse_noise[level] = guess
     if not inverse_noise.any():
         fail("No noise keeps these budgets at this rate: ask for fewer steps or a smaller batch.")
-    # A level that no noise can serve (practically no budget left) is clipped to nothing.
-    mean = float(people @ inverse_noise[usable]) / float(people.sum())
-    rates = np.where(inverse_noise > 0, rate, 0.0)
-    clip_scales = np.where(inverse_noise > 0, inverse_noise / mean, 1.0)
-    return [make_round(request, request.steps, 1 / mean, rates, clip_scales=clip_scales)]
+    # A level that no noise can serve (practically no budget left) is never sampled.
+    mean = float(used.people @ inverse_noise) / people
+    rates, clip_scales = np.zeros(len(levels)), np.ones(len(levels))
+    rates[usable] = np.where(inverse_noise > 0, rate, 0.0)
+    clip_scales[usable] = np.where(inverse_noise > 0, inverse_noise / mean, 1.0)
+    return [levels.round(request.steps, 1 / mean, rates, clip_scales=clip_scales)]
 
 
-SAMPLE = Mechanism(_sample, "each level at its own rate, under RDP as published", accountant="rdp")
+SAMPLE = Mechanism(_sample, "each level at its own rate, under RDP", accountant="rdp")
 SCALE = Mechanism(_scale, "one rate, a clipping norm for each level")

@@ -1,5 +1,4 @@
-"""DP-SGD with the sampling mechanism (Jorgensen et al. 2015; the paper's first baseline): one round, one
-threshold."""
+"""DP-SGD with the sampling mechanism (Jorgensen et al. 2015; the paper's first baseline): one threshold."""
 
 from __future__ import annotations
 
