@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pdpsgd import _native_build
 from pdpsgd.gradients.native import build as compiling
 from pdpsgd.gradients.native import dispatch as native
 
@@ -21,6 +22,7 @@ def script(body: str, **environment: str) -> str:
         [
             sys.executable,
             "-c",
+            "from pdpsgd import _native_build\n"
             f"from pdpsgd.gradients.native import build as compiling, dispatch as native\n{body}",
         ],
         capture_output=True,
@@ -45,7 +47,7 @@ def test_there_need_be_no_compiler(tmp_path: Path) -> None:
 def test_it_is_compiled_once_and_kept(tmp_path: Path) -> None:
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
     (kept,) = (tmp_path / "pdpsgd").iterdir()
-    assert kept.name == f"native-{compiling._digest_of_needs()}.so"
+    assert kept.name == f"native-{_native_build.digest_of_needs(compiling.SOURCE, compiling.FLAGS)}.so"
     assert kept.stat().st_mode & 0o077 == 0
     # The second time there is no need for a compiler.
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path), PATH="")
@@ -55,7 +57,7 @@ def test_it_is_compiled_once_and_kept(tmp_path: Path) -> None:
 def test_a_damaged_or_unwritable_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
     folder = tmp_path / "pdpsgd"
     folder.mkdir()
-    damaged = folder / f"native-{compiling._digest_of_needs()}.so"
+    damaged = folder / f"native-{_native_build.digest_of_needs(compiling.SOURCE, compiling.FLAGS)}.so"
     damaged.write_bytes(b"no code")
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
     assert damaged.read_bytes() != b"no code"
@@ -180,9 +182,9 @@ def test_code_in_a_folder_of_others_is_not_loaded(tmp_path: Path) -> None:
     kept.chmod(0o777)
     kept.write_bytes(b"planted")
     assert "CDLL" in script("print(native.library())", XDG_CACHE_HOME=str(tmp_path))
-    assert script("print(compiling.cache_folder())", XDG_CACHE_HOME="here", HOME=str(tmp_path)).startswith(
-        str(tmp_path)
-    )
+    assert script(
+        "print(_native_build.cache_folder())", XDG_CACHE_HOME="here", HOME=str(tmp_path)
+    ).startswith(str(tmp_path))
 
 
 @with_compiler

@@ -18,7 +18,8 @@ from scipy import stats
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling.box_muller import normals
-from pdpsgd.sampling.noise import LARGEST_SUM, Scale, quantize, rounding_charge, unit_of
+from pdpsgd.sampling.grid import Scale, unit_of
+from pdpsgd.sampling.noise import LARGEST_SUM, quantize, rounding_charge
 from pdpsgd.sampling.source import RandomSource
 
 FALSE_ALARM = 1e-8

@@ -2,7 +2,7 @@
 
 Everything is done with additions, products, quotients and square roots of float64, which IEEE 754 defines to the last
 bit; logarithm, sine and cosine are polynomials. So this file, which needs nothing but numpy, and the compiled code
-(`native.c`, several times faster) give equal bits, and a run can go on where another machine left it.
+(`native/kernels.c`, several times faster) give equal bits, and a run can go on where another machine left it.
 
 Of sixteen numbers that belong together, eight pairs, the pairs' radii come from the first eight words and their angles
 from the next eight. The first number of each pair comes first, then the second of each.
@@ -24,7 +24,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.sampling.generators import BitGenerator
+from pdpsgd._typing import WordArray
+from pdpsgd.sampling.words import BitGenerator
 
 PAIRS = 8
 GROUP = 2 * PAIRS  # numbers, and words, that belong together
@@ -67,7 +68,6 @@ _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 _SIGN = np.uint64(1 << 63)
 
 _Floats = npt.NDArray[np.float64]
-_Integers = npt.NDArray[np.int64]
 
 
 def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: float = 1.0) -> _Floats:
@@ -80,28 +80,34 @@ def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: fl
         scale: The standard deviation.
     """
     groups = -(-count // GROUP)
-    pairs = words.random_raw(GROUP * groups).reshape(groups, 2, PAIRS)
-    radius = _radii(pairs[:, 0], further)
+    return normals_of(words.random_raw(GROUP * groups), further, scale=scale)[:count]
+
+
+def normals_of(words: WordArray, further: BitGenerator, *, scale: float) -> _Floats:
+    """Return as many normal numbers as words, which are a multiple of 16."""
+    radii, angles = np.ascontiguousarray(words.reshape(-1, 2, PAIRS).swapaxes(0, 1)).reshape(2, -1)
+    radius = _radii(radii, further)
     radius *= scale
-    numbers = np.stack(_turned(radius, pairs[:, 1]), axis=1)
-    return numbers.reshape(-1)[:count]
+    numbers = np.stack(_turned(radius, angles)).reshape(2, -1, PAIRS)
+    return np.ascontiguousarray(numbers.swapaxes(0, 1)).reshape(-1)
 
 
-def _radii(words: npt.NDArray[np.uint64], further: BitGenerator) -> _Floats:
+def _radii(words: WordArray, further: BitGenerator) -> _Floats:
     signed = words.view(np.int64)
-    upper = signed < 0
+    upper = signed >> 63  # -1 if u is nearer to 1 than to 0, else 0
     # The distance of u from 0 or, if that is nearer, from 1, in units of 2^-64.
-    distance = signed ^ (signed >> 63)
-    nearness = distance.astype(np.float64) * 2.0**-64
-    for place in zip(*np.nonzero(distance < 2**53), strict=True):
+    distance = signed ^ upper
+    nearness = distance.astype(np.float64)
+    nearness *= 2.0**-64
+    for place in np.flatnonzero(distance < 2**53):
         nearness[place] = continued(int(distance[place]), further)
     exponent, fraction = _split(nearness)
-    far = nearness >= NEAR_ONE
-    exponent = np.where(upper, np.where(far, 1.0, 0.0), exponent)
-    fraction = np.where(upper, np.where(far, 1.0 - 2.0 * nearness, -nearness), fraction)
-    half = _minus_log(exponent, fraction)
-    radius: _Floats = np.sqrt(half + half)
-    return radius
+    # u = 1 - nearness = 2^-far (1 + f): f is exact.
+    is_upper, far = upper != 0, (nearness >= NEAR_ONE).astype(np.float64)
+    nearness += far * nearness
+    half = _minus_log(np.where(is_upper, far, exponent), np.where(is_upper, far - nearness, fraction))
+    half += half
+    return np.sqrt(half, out=half)
 
 
 def continued(distance: int, further: BitGenerator) -> float:
@@ -125,25 +131,42 @@ def _minus_log(exponent: _Floats, fraction: _Floats) -> _Floats:
     """Return -ln(2^-e (1 + f))."""
     s = fraction / (2.0 + fraction)
     square = s * s
-    correction = s * (fraction - square * _polynomial(LOG, square))
-    return exponent * LN2_HIGH + ((correction + exponent * LN2_LOW) - fraction)
+    correction = _polynomial(LOG, square)
+    correction *= square
+    np.subtract(fraction, correction, out=correction)
+    correction *= s
+    correction += exponent * LN2_LOW
+    correction -= fraction
+    exponent *= LN2_HIGH
+    exponent += correction
+    return exponent
 
 
-def _turned(radius: _Floats, words: npt.NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
+def _turned(radius: _Floats, words: WordArray) -> tuple[_Floats, _Floats]:
     """Return the two coordinates of a point at the radius, turned by the angle that the word says."""
-    part = (words & np.uint64(2**61 - 1)).view(np.int64).astype(np.float64) * 2.0**-61
+    part = (words & np.uint64(2**61 - 1)).view(np.int64).astype(np.float64)
+    part *= 2.0**-61
     square = part * part
-    sine = radius * (part * (QUARTER_PI + square * _polynomial(SIN, square)))
-    cosine = radius * (1.0 + square * _polynomial(COS, square))
+    sine = _polynomial(SIN, square)
+    sine *= square
+    sine += QUARTER_PI
+    sine *= part
+    sine *= radius
+    cosine = _polynomial(COS, square)
+    cosine *= square
+    cosine += 1.0
+    cosine *= radius
     swapped = (words & np.uint64(1 << 61)) != 0
-    first = np.where(swapped, sine, cosine).view(np.uint64) ^ (words & _SIGN)
-    second = np.where(swapped, cosine, sine).view(np.uint64) ^ ((words << np.uint64(1)) & _SIGN)
-    return first.view(np.float64), second.view(np.float64)
+    first, second = np.where(swapped, sine, cosine), np.where(swapped, cosine, sine)
+    for number, bits in ((first, words), (second, words << np.uint64(1))):
+        number.view(np.uint64)[:] ^= bits & _SIGN
+    return first, second
 
 
 def _polynomial(coefficients: tuple[float, ...], x: _Floats) -> _Floats:
-    value = np.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        value *= x
+    value = x * coefficients[-1]
+    for coefficient in reversed(coefficients[1:-1]):
         value += coefficient
+        value *= x
+    value += coefficients[0]
     return value

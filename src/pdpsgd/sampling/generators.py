@@ -10,26 +10,23 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 from pdpsgd._typing import WordArray
 from pdpsgd.errors import check_one_of, fail
+from pdpsgd.sampling.native import dispatch
+from pdpsgd.sampling.native.calls import AesWords
+from pdpsgd.sampling.words import BitGenerator
 
 AES = "aes-256-ctr/box-muller"
 SHAKE = "shake-256/box-muller"
 SFC64 = "sfc64/box-muller"
 CRYPTOGRAPHIC = (AES, SHAKE)
-
-
-class BitGenerator(Protocol):
-    """A stream of uniform 64-bit words. Every bit generator of numpy is one."""
-
-    def random_raw(self, size: int) -> WordArray:
-        """Return the next `size` words."""
-        ...
 
 
 def choose_algorithm(*, secure: bool, wanted: str | None = None) -> str:
@@ -50,59 +47,62 @@ def choose_algorithm(*, secure: bool, wanted: str | None = None) -> str:
         return AES if has_aes() else SHAKE
     check_one_of(CRYPTOGRAPHIC, algorithm=wanted)
     if wanted == AES and not has_aes():
-        fail(f"Expected the package 'cryptography', for algorithm={AES!r}: pip install cryptography.")
+        fail(
+            f"Expected a C compiler and a processor that does AES, or the package 'cryptography', for "
+            f"algorithm={AES!r}. Got none of them: pip install cryptography."
+        )
     return wanted
 
 
 def has_aes() -> bool:
     """Tell whether anything here can do AES."""
-    return importlib.util.find_spec("cryptography") is not None
+    return dispatch.library() is not None or importlib.util.find_spec("cryptography") is not None
 
 
 def generator_of(algorithm: str, seed: bytes) -> BitGenerator:
     """Return the generator of this name, keyed with a seed of 32 bytes, at its beginning."""
     if algorithm == AES:
-        return _Aes(seed)
+        code = dispatch.library()
+        return _Buffered(_aes(seed), chunk=512) if code is None else AesWords(code, seed)
     if algorithm == SHAKE:
-        return _Shake(seed)
+        return _Buffered(_shake(seed), chunk=_SHAKE_CHUNK)
     state: Any = _State(seed)
     return np.random.SFC64(state)
 
 
-class _Aes:
-    """AES-256 in counter mode, by the package `cryptography`; the counter begins at zero."""
-
-    def __init__(self, seed: bytes) -> None:
-        ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-        self._encryptor = ciphers.Cipher(
-            ciphers.algorithms.AES(seed), ciphers.modes.CTR(bytes(16))
-        ).encryptor()
-
-    def random_raw(self, size: int) -> WordArray:
-        return _as_words(self._encryptor.update(bytes(8 * size)))
+def _aes(seed: bytes) -> Callable[[int], bytes]:
+    """Return what gives the next bytes of AES-256 in counter mode, by the package `cryptography`."""
+    ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
+    encryptor = ciphers.Cipher(ciphers.algorithms.AES(seed), ciphers.modes.CTR(bytes(16))).encryptor()
+    return lambda size: encryptor.update(bytes(size))
 
 
-class _Shake:
-    """SHAKE-256 of seed and number, chunk by chunk (hashlib gives a digest only from its beginning)."""
+_SHAKE_CHUNK = 8 * 136  # bytes: eight blocks of the hash function
 
-    CHUNK = 8 * 136  # bytes: eight blocks of the hash function
 
-    def __init__(self, seed: bytes) -> None:
-        self._seed = seed
-        self._chunks = 0
-        self._left = b""
+def _shake(seed: bytes) -> Callable[[int], bytes]:
+    """Return what gives the next chunks: SHAKE-256 of seed and number (hashlib gives a digest from its beginning)."""
+    numbers = itertools.count()
+
+    def read(size: int) -> bytes:
+        places = (next(numbers).to_bytes(8, "little") for _ in range(size // _SHAKE_CHUNK))
+        return b"".join(hashlib.shake_256(seed + place).digest(_SHAKE_CHUNK) for place in places)
+
+    return read
+
+
+class _Buffered:
+    """Words of a stream of bytes that is read in whole chunks; what is left over comes first the next time."""
+
+    def __init__(self, read: Callable[[int], bytes], *, chunk: int) -> None:
+        self._read, self._chunk, self._left = read, chunk, b""
 
     def random_raw(self, size: int) -> WordArray:
         missing = 8 * size - len(self._left)
-        count = max(0, -(-missing // self.CHUNK))
-        numbers = range(self._chunks, self._chunks + count)
-        self._chunks += count
-        content = self._left + b"".join(map(self._chunk, numbers))
-        self._left = content[8 * size :]
-        return _as_words(content[: 8 * size])
-
-    def _chunk(self, number: int) -> bytes:
-        return hashlib.shake_256(self._seed + number.to_bytes(8, "little")).digest(self.CHUNK)
+        if missing > 0:
+            self._left += self._read(-(-missing // self._chunk) * self._chunk)
+        content, self._left = self._left[: 8 * size], self._left[8 * size :]
+        return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
 
 
 class _State(ISeedSequence):
@@ -113,7 +113,3 @@ class _State(ISeedSequence):
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
         return np.frombuffer(self._seed, dtype=dtype)[:n_words]
-
-
-def _as_words(content: bytes) -> WordArray:
-    return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)

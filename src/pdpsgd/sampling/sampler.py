@@ -23,8 +23,8 @@ from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
-    from pdpsgd.sampling.generators import BitGenerator
     from pdpsgd.sampling.source import RandomSource
+    from pdpsgd.sampling.words import BitGenerator
 
 _MOST_AHEAD = 16
 _PEOPLE_AHEAD = 4096

@@ -17,8 +17,10 @@ import numpy as np
 
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.sampling.box_muller import normals
-from pdpsgd.sampling.generators import CRYPTOGRAPHIC, BitGenerator, choose_algorithm, generator_of
-from pdpsgd.sampling.noise import Scale, add_noise
+from pdpsgd.sampling.generators import CRYPTOGRAPHIC, choose_algorithm, generator_of
+from pdpsgd.sampling.grid import Scale
+from pdpsgd.sampling.noise import add_noise
+from pdpsgd.sampling.words import BitGenerator
 
 if TYPE_CHECKING:
     import torch
@@ -156,10 +158,11 @@ class RandomSource:
         words, further = self._noise_generators(step)
         for total, result in zip(quantized, out, strict=True):
             numbers = total.detach().to("cpu").contiguous().view(-1)
-            noised = np.empty(len(numbers), np.float32 if result.dtype == torch.float32 else np.float64)
-            add_noise(numbers.numpy(), noised, scale, words, further)
+            precision = torch.float32 if result.dtype == torch.float32 else torch.float64
+            noised = torch.empty(total.shape, dtype=precision)
+            add_noise(numbers.numpy(), noised.view(-1).numpy(), scale, words, further)
             with torch.no_grad():
-                result.copy_(torch.from_numpy(noised).view(total.shape))
+                result.copy_(noised)
         return list(out)
 
     def noise_(self, tensors: Sequence[torch.Tensor], *, standard_deviation: float, step: int) -> None:

@@ -1,87 +1,16 @@
-"""Compiles `kernels.c` on the machine it runs on, and keeps the result in the user's cache folder."""
+"""Compiles `kernels.c` on the machine it runs on."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import stat
-import subprocess
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+from pdpsgd import _native_build
+
 SOURCE = Path(__file__).with_name("kernels.c")
-COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 
 
 def load() -> tuple[ctypes.CDLL, str]:
     """Return the compiled code and a digest of it, from the cache folder or else by compiling it."""
-    folder, name = cache_folder(), f"native-{_digest_of_needs()}.so"
-    if folder is not None:
-        with suppress(OSError):
-            return _loaded(folder / name)
-    with tempfile.TemporaryDirectory(prefix="pdpsgd-") as inside:
-        made = Path(inside) / name
-        _compile(made)
-        with suppress(OSError):
-            if folder is not None:
-                return _loaded(_kept(made, folder))
-        return _loaded(made)  # stays loaded when the file is gone
-
-
-def cache_folder() -> Path | None:
-    """Return the user's own folder for compiled code; None if others could put code there."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
-    folder = base / "pdpsgd"
-    with suppress(OSError):
-        if base.is_absolute():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return folder if _is_ours(folder) else None
-    return None
-
-
-def _loaded(file: Path) -> tuple[ctypes.CDLL, str]:
-    if not _is_ours(file):
-        raise PermissionError(f"{file} can be changed by others")
-    return ctypes.CDLL(str(file)), hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-
-
-def _is_ours(path: Path) -> bool:
-    found = path.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _kept(made: Path, folder: Path) -> Path:
-    """Put the file into the folder, whole or not at all, whoever else does the same."""
-    content = made.read_bytes()
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy:
-        copy.write(content)
-    os.chmod(copy.name, 0o700)
-    os.replace(copy.name, folder / made.name)
-    return folder / made.name
-
-
-def _compile(target: Path) -> None:
-    for compiler in filter(None, map(shutil.which, COMPILERS)):
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(target)]
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
-            if target.exists():
-                return
-    raise FileNotFoundError("no C compiler that can compile this")
-
-
-def _digest_of_needs() -> str:
-    """What the compiled code is for: this source, these flags, and a processor with these abilities."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line for line in lines if line.lower().startswith(("flags", "features")))
-    except (OSError, StopIteration):
-        processor = platform.processor()
-    parts = (SOURCE.read_bytes(), repr(FLAGS).encode(), platform.machine().encode(), processor.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return _native_build.load(SOURCE, FLAGS, name="native")

@@ -1,0 +1,1 @@
+"""Compiled code for AES words and noise: called, checked, chosen."""

@@ -1,0 +1,375 @@
+/* Words of AES-256 in counter mode, and normal numbers by Box and Muller: the same bits as `generators.py` and
+ * `box_muller.py` give, which say what is done here and why. Compiled without contraction of products and sums, because
+ * every operation is rounded by itself. Checked and called by `self_check.py` and `calls.py`; nothing here allocates. */
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef __AES__
+#error "worth it only where the processor does AES"
+#endif
+
+enum { ROUNDS = 14, PAIRS = 8, GROUP = 2 * PAIRS, MOST_WORDS = 14, CHUNK = 64 * GROUP };
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Whether this processor can do what the compiler took for granted (a kept file may come from another one). */
+int supported(void)
+{
+    __builtin_cpu_init();
+    int can = __builtin_cpu_supports("aes") != 0;
+#ifdef __AVX2__
+    can = can && __builtin_cpu_supports("avx2");
+#endif
+#ifdef __AVX512F__
+    can = can && __builtin_cpu_supports("avx512f");
+#endif
+#ifdef __AVX512DQ__
+    can = can && __builtin_cpu_supports("avx512dq");
+#endif
+#ifdef __VAES__
+    can = can && __builtin_cpu_supports("vaes");
+#endif
+    return can;
+}
+
+/* ---- AES-256 in counter mode (FIPS 197, SP 800-38A) ---- */
+
+typedef struct {
+    uint8_t keys[ROUNDS + 1][16];
+    uint64_t position; /* in words: two of them are a block, whose counter begins at zero */
+} stream;
+
+INLINE __m128i load_key(const stream *from, int round) { return _mm_loadu_si128((const __m128i *)from->keys[round]); }
+
+INLINE __m128i mixed(__m128i key, __m128i assist)
+{
+    key = _mm_xor_si128(key, _mm_slli_si128(key, 4));
+    key = _mm_xor_si128(key, _mm_slli_si128(key, 8));
+    return _mm_xor_si128(key, assist);
+}
+
+void aes_begin(stream *words, const uint8_t *key)
+{
+    __m128i even = _mm_loadu_si128((const __m128i *)key), odd = _mm_loadu_si128((const __m128i *)(key + 16));
+    __m128i *keys = (__m128i *)words->keys;
+    words->position = 0;
+    _mm_storeu_si128(keys, even);
+    _mm_storeu_si128(keys + 1, odd);
+#define EXPAND(place, constant)                                                                                \
+    even = mixed(even, _mm_shuffle_epi32(_mm_aeskeygenassist_si128(odd, constant), 0xff));                     \
+    _mm_storeu_si128(keys + place, even);                                                                      \
+    if (place < ROUNDS) {                                                                                      \
+        odd = mixed(odd, _mm_shuffle_epi32(_mm_aeskeygenassist_si128(even, 0), 0xaa));                         \
+        _mm_storeu_si128(keys + place + 1, odd);                                                               \
+    }
+    EXPAND(2, 0x01)
+    EXPAND(4, 0x02)
+    EXPAND(6, 0x04)
+    EXPAND(8, 0x08)
+    EXPAND(10, 0x10)
+    EXPAND(12, 0x20)
+    EXPAND(14, 0x40)
+#undef EXPAND
+}
+
+/* The counter is a number of 16 bytes, the most significant first. */
+INLINE __m128i counter_block(uint64_t counter)
+{
+    return _mm_set_epi64x((long long)__builtin_bswap64(counter), 0);
+}
+
+INLINE __m128i encrypted(const stream *words, __m128i block)
+{
+    block = _mm_xor_si128(block, load_key(words, 0));
+    for (int round = 1; round < ROUNDS; round++)
+        block = _mm_aesenc_si128(block, load_key(words, round));
+    return _mm_aesenclast_si128(block, load_key(words, ROUNDS));
+}
+
+void aes_encrypt(const stream *words, const uint8_t *block, uint8_t *to)
+{
+    _mm_storeu_si128((__m128i *)to, encrypted(words, _mm_loadu_si128((const __m128i *)block)));
+}
+
+INLINE void encrypt_one(const stream *words, uint64_t counter, uint64_t *to)
+{
+    _mm_storeu_si128((__m128i *)to, encrypted(words, counter_block(counter)));
+}
+
+#if defined(__VAES__) && defined(__AVX512F__)
+enum { AT_ONCE = 32, VECTORS = 8 };
+
+/* AT_ONCE blocks side by side, so that none has to wait for another. */
+INLINE void encrypt_some(const stream *words, uint64_t counter, uint64_t *to)
+{
+    __m512i blocks[VECTORS], key = _mm512_broadcast_i32x4(load_key(words, 0));
+    for (int i = 0; i < VECTORS; i++) {
+        uint64_t first = counter + 4 * i;
+        blocks[i] = _mm512_xor_si512(
+            key, _mm512_set_epi64((long long)__builtin_bswap64(first + 3), 0, (long long)__builtin_bswap64(first + 2), 0,
+                                  (long long)__builtin_bswap64(first + 1), 0, (long long)__builtin_bswap64(first), 0));
+    }
+    for (int round = 1; round < ROUNDS; round++) {
+        key = _mm512_broadcast_i32x4(load_key(words, round));
+        for (int i = 0; i < VECTORS; i++)
+            blocks[i] = _mm512_aesenc_epi128(blocks[i], key);
+    }
+    key = _mm512_broadcast_i32x4(load_key(words, ROUNDS));
+    for (int i = 0; i < VECTORS; i++)
+        _mm512_storeu_si512(to + 8 * i, _mm512_aesenclast_epi128(blocks[i], key));
+}
+#else
+enum { AT_ONCE = 8 };
+
+INLINE void encrypt_some(const stream *words, uint64_t counter, uint64_t *to)
+{
+    __m128i blocks[AT_ONCE], key = load_key(words, 0);
+    for (int i = 0; i < AT_ONCE; i++)
+        blocks[i] = _mm_xor_si128(key, counter_block(counter + i));
+    for (int round = 1; round < ROUNDS; round++) {
+        key = load_key(words, round);
+        for (int i = 0; i < AT_ONCE; i++)
+            blocks[i] = _mm_aesenc_si128(blocks[i], key);
+    }
+    key = load_key(words, ROUNDS);
+    for (int i = 0; i < AT_ONCE; i++)
+        _mm_storeu_si128((__m128i *)to + i, _mm_aesenclast_si128(blocks[i], key));
+}
+#endif
+
+void aes_words(stream *words, int64_t count, uint64_t *to)
+{
+    uint64_t pair[2];
+    if (count > 0 && words->position % 2) {
+        encrypt_one(words, words->position / 2, pair);
+        *to++ = pair[1];
+        words->position++;
+        count--;
+    }
+    for (; count >= 2 * AT_ONCE; count -= 2 * AT_ONCE, to += 2 * AT_ONCE, words->position += 2 * AT_ONCE)
+        encrypt_some(words, words->position / 2, to);
+    for (; count >= 2; count -= 2, to += 2, words->position += 2)
+        encrypt_one(words, words->position / 2, to);
+    if (count > 0) {
+        encrypt_one(words, words->position / 2, pair);
+        *to = pair[0];
+        words->position++;
+    }
+}
+
+/* ---- Box and Muller ---- */
+
+#ifdef __AVX512DQ__
+enum { LANES = 8 }; /* numbers in a register */
+#elif defined(__AVX2__)
+enum { LANES = 4 };
+#else
+enum { LANES = 2 };
+#endif
+
+typedef double numbers __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+typedef float narrow_numbers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int64_t integers __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+typedef uint64_t bits __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
+
+static const double LOG[] = {
+    0.666666666666667,   0.3999999999989851,  0.2857142862637019,  0.2222221107751543,
+    0.18182892881223728, 0.15331608113624687, 0.14617735358744183,
+};
+static const double SIN[] = {
+    -0.08074551218828077,  0.002490394570192008,   -3.657620417386549e-05,
+    3.1336165355571974e-07, -1.7571791896413924e-09, 6.887487884376266e-12,
+};
+static const double COS[] = {
+    -0.30842513753404244,  0.015854344243815488,    -0.0003259918869271997, 3.590860447449052e-06,
+    -2.4611366239158276e-08, 1.1500679776350424e-10, -3.863159461753804e-13,
+};
+#define QUARTER_PI 0x1.921fb54442d18p-1
+#define LN2_HIGH 0x1.62e42fefa38p-1
+#define LN2_LOW 0x1.ef35793c7673p-45
+#define NEAR_ONE 0.2928932188134524
+#define SQRT_HALF_BITS 0x3FE6A09E667F3BCDull
+#define SIGN (1ull << 63)
+
+INLINE numbers all(double value) { return value - (numbers){0}; }
+
+INLINE numbers choose(integers condition, numbers yes, numbers no)
+{
+    return (numbers)((condition & (integers)yes) | (~condition & (integers)no));
+}
+
+INLINE numbers polynomial(const double *coefficients, int count, numbers x)
+{
+    numbers value = all(coefficients[count - 1]);
+    for (int i = count - 2; i >= 0; i--)
+        value = value * x + coefficients[i];
+    return value;
+}
+
+/* What older processors have no instruction for is done with others, rounded the same way. */
+#ifdef __AVX512DQ__
+INLINE numbers square_root(numbers x) { return (numbers)_mm512_sqrt_pd((__m512d)x); }
+
+INLINE int any(integers condition) { return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0; }
+
+INLINE numbers as_numbers(integers x) { return (numbers)_mm512_cvtepi64_pd((__m512i)x); }
+
+INLINE integers rounded(numbers x, int small)
+{
+    (void)small;
+    return (integers)_mm512_cvtpd_epi64((__m512d)x);
+}
+#else
+#ifdef __AVX2__
+INLINE numbers square_root(numbers x) { return (numbers)_mm256_sqrt_pd((__m256d)x); }
+
+INLINE int any(integers condition) { return _mm256_movemask_pd((__m256d)condition) != 0; }
+#else
+INLINE numbers square_root(numbers x) { return (numbers)_mm_sqrt_pd((__m128d)x); }
+
+INLINE int any(integers condition) { return _mm_movemask_pd((__m128d)condition) != 0; }
+#endif
+
+/* The upper and the lower half are put into numbers of fixed exponents, 2^84 and 2^52; only the last sum is rounded. */
+INLINE numbers as_numbers(integers x)
+{
+    bits upper = (((bits)x >> 32) ^ 0x80000000ull) | 0x4530000000000000ull;
+    bits lower = ((bits)x & 0xffffffffull) | 0x4330000000000000ull;
+    return ((numbers)upper - (0x1p84 + 0x1p63 + 0x1p52)) + (numbers)lower;
+}
+
+/* To the nearest whole number; `small` if all are below 2^51, so that a sum with 3 * 2^51 has no fraction left. */
+INLINE integers rounded(numbers x, int small)
+{
+    if (small)
+        return (integers)(x + 0x1.8p52) - 0x4338000000000000ll;
+    integers result;
+    for (int i = 0; i < LANES; i++)
+        result[i] = (int64_t)__builtin_rint(x[i]);
+    return result;
+}
+#endif
+
+/* Divided by a power of two, and rounded down. */
+INLINE integers shifted(integers x, int shift)
+{
+    return (integers)((((bits)x ^ SIGN) >> shift) - (SIGN >> shift));
+}
+
+/* A number of 64 bits, in units of 2^-64, with further words until it has 53 significant bits. */
+static double continued(uint64_t distance, stream *further)
+{
+    unsigned __int128 value = distance;
+    int words = 1;
+    while (value < (1ull << 53) && words < MOST_WORDS) {
+        uint64_t word;
+        aes_words(further, 1, &word);
+        value = value << 64 | word;
+        words++;
+    }
+    double result = (double)(value ? value : 1);
+    for (; words > 0; words--)
+        result *= 0x1p-64;
+    return result;
+}
+
+/* Some pairs of a group: their radii from words, their angles from the words eight places on. */
+INLINE void pairs(const uint64_t *words, stream *further, double scale, numbers *first, numbers *second)
+{
+    integers word = *(const integers *)words;
+    integers upper = word < 0;
+    integers distance = word ^ (word >> 63);
+    numbers nearness = as_numbers(distance) * 0x1p-64;
+    integers few = distance < (1ll << 53);
+    if (__builtin_expect(any(few), 0))
+        for (int i = 0; i < LANES; i++)
+            if (few[i])
+                nearness[i] = continued((uint64_t)distance[i], further);
+
+    /* It is at most 1/2, so the power of two is below 1: 2^-power. */
+    bits power = (SQRT_HALF_BITS + ((1ull << 52) - 1) - (bits)nearness) >> 52;
+    numbers mantissa = (numbers)((bits)nearness + (power << 52));
+    integers far = nearness >= NEAR_ONE;
+    numbers exponent = choose(upper, choose(far, all(1.0), all(0.0)), as_numbers((integers)power));
+    numbers fraction = choose(upper, choose(far, 1.0 - 2.0 * nearness, -nearness), mantissa - 1.0);
+
+    numbers s = fraction / (2.0 + fraction), square = s * s;
+    numbers correction = s * (fraction - square * polynomial(LOG, 7, square));
+    numbers half = exponent * LN2_HIGH + ((correction + exponent * LN2_LOW) - fraction);
+    numbers radius = square_root(half + half) * scale;
+
+    bits turn = *(const bits *)(words + PAIRS);
+    numbers part = as_numbers((integers)(turn & ((1ull << 61) - 1))) * 0x1p-61;
+    square = part * part;
+    numbers sine = radius * (part * (QUARTER_PI + square * polynomial(SIN, 6, square)));
+    numbers cosine = radius * (1.0 + square * polynomial(COS, 7, square));
+    integers swapped = (integers)(turn & (1ull << 61)) != 0;
+    *first = (numbers)((bits)choose(swapped, sine, cosine) ^ (turn & SIGN));
+    *second = (numbers)((bits)choose(swapped, cosine, sine) ^ ((turn << 1) & SIGN));
+}
+
+/* Normal numbers of these words, which are groups, and of this standard deviation. */
+void normals(int64_t groups, const uint64_t *words, stream *further, double scale, double *to)
+{
+    for (long g = 0; g < groups; g++, words += GROUP, to += GROUP)
+        for (int i = 0; i < PAIRS; i += LANES)
+            pairs(words + i, further, scale, (numbers *)(to + i), (numbers *)(to + PAIRS + i));
+}
+
+typedef struct {
+    double deviation; /* of the noise, in units */
+    int64_t shift;    /* the grid's step is 2^shift units, */
+    double step;      /* which is this number */
+} scale;
+
+INLINE numbers noised(const int64_t *totals, numbers noise, const scale *by)
+{
+    int small = by->deviation < 0x1p45; /* no number is beyond 36 deviations */
+    int64_t half = (1ll << by->shift) >> 1;
+    return as_numbers(shifted(*(const integers *)totals + rounded(noise, small) + half, (int)by->shift)) * by->step;
+}
+
+/* A group of whole numbers plus noise, rounded to the grid: to where there is a place for it, as floats or as doubles. */
+INLINE void release_group(const uint64_t *words, stream *further, const scale *by, const int64_t *totals, float *floats,
+                          double *doubles)
+{
+    for (int i = 0; i < PAIRS; i += LANES) {
+        numbers made[2];
+        pairs(words + i, further, by->deviation, made, made + 1);
+        for (int of_pair = 0; of_pair < 2; of_pair++) {
+            long place = i + of_pair * PAIRS;
+            numbers result = noised(totals + place, made[of_pair], by);
+            if (floats != NULL)
+                *(narrow_numbers *)(floats + place) = __builtin_convertvector(result, narrow_numbers);
+            else
+                *(numbers *)(doubles + place) = result;
+        }
+    }
+}
+
+void release(stream *words, stream *further, const scale *by, int64_t count, const int64_t *totals, float *floats,
+             double *doubles)
+{
+    uint64_t some[CHUNK];
+    for (long start = 0; start < count; start += CHUNK) {
+        long size = count - start < CHUNK ? count - start : CHUNK;
+        long whole = size / GROUP * GROUP, rest = size - whole;
+        aes_words(words, whole + (rest ? GROUP : 0), some);
+        for (long at = 0; at < whole; at += GROUP)
+            release_group(some + at, further, by, totals + start + at, floats ? floats + start + at : NULL,
+                          doubles ? doubles + start + at : NULL);
+        if (rest) {
+            int64_t last[GROUP] = {0};
+            float last_floats[GROUP];
+            double last_doubles[GROUP];
+            memcpy(last, totals + start + whole, sizeof *last * rest);
+            release_group(some + whole, further, by, last, floats ? last_floats : NULL, last_doubles);
+            if (floats != NULL)
+                memcpy(floats + start + whole, last_floats, sizeof *floats * rest);
+            else
+                memcpy(doubles + start + whole, last_doubles, sizeof *doubles * rest);
+        }
+    }
+}
