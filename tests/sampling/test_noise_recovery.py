@@ -10,13 +10,12 @@ from __future__ import annotations
 import inspect
 
 import numpy as np
-import pytest
 import torch
 
 import pdpsgd
-from pdpsgd.cli.train import train
 from pdpsgd.sampling.generators import AES, SFC64, generator_of
 from pdpsgd.sampling.source import RandomSource
+from pdpsgd.training.options import TrainingOptions
 
 KEY = bytes(range(32))
 
@@ -36,9 +35,10 @@ def test_by_default_no_word_comes_from_a_generator_that_can_be_solved() -> None:
             assert not isinstance(words, np.random.BitGenerator)
 
 
-@pytest.mark.parametrize("function", [pdpsgd.fit, pdpsgd.PrivacyEngine.make_private, train])
-def test_every_way_in_is_cryptographic_unless_told_otherwise(function: object) -> None:
-    assert inspect.signature(function).parameters["secure"].default is True  # type: ignore[arg-type]
+def test_every_way_in_is_cryptographic_unless_told_otherwise() -> None:
+    parameters = inspect.signature(pdpsgd.PrivacyEngine.make_private).parameters
+    assert parameters["secure"].default is True
+    assert TrainingOptions().secure is True  # of fit and of the command
 
 
 def test_sfc64_goes_on_from_three_words_and_aes_does_not() -> None:
