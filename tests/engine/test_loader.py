@@ -147,35 +147,6 @@ def test_a_stream_is_refused(private):
         private(data=DataLoader(Stream()))
 
 
-def test_people_without_a_record_are_drawn_and_contribute_nothing(private, helpers):
-    """With everybody drawn at every step, exactly those with a record are in it; the divisor stays n."""
-    inputs, targets = helpers.data(10)
-    numbers = np.full(40, -1)
-    numbers[5:15] = np.arange(10)[::-1]
-    plan = helpers.plan(rates=(1.0,), steps=2)
-    run = private(plan=plan, data=(inputs, targets), record_of_person=numbers)
-    for batch in run.loader:
-        assert sorted(batch[0].tolist()) == sorted(inputs.tolist())
-        run.step(*batch)
-    assert run.plan.rounds[0].expected_batch_size == 40
-
-
-def test_whether_others_supplied_a_record_does_not_change_who_is_drawn(private, helpers):
-    inputs, targets = helpers.data(40)
-    full = private()
-    numbers = np.arange(40)
-    numbers[[3, 30]] = -1
-    numbers[numbers > 3] -= 1
-    numbers[numbers > 28] -= 1
-    kept = np.delete(np.arange(40), [3, 30])
-    partial = private(data=(inputs[kept], targets[kept]), record_of_person=numbers)
-    for whole, fewer in zip(full.loader, partial.loader, strict=True):
-        expected = [row for row in whole[0].tolist() if row not in (inputs[3].tolist(), inputs[30].tolist())]
-        assert fewer[0].tolist() == expected
-        full.step(*whole)
-        partial.step(*fewer)
-
-
 def test_records_find_their_people_by_id(private, helpers):
     inputs, targets = helpers.data(2)
     budgets = Budgets([1.0] * 40, ids=[f"person {index}" for index in range(40)])

@@ -119,6 +119,13 @@ class RandomStates:
         random.setstate(self.of_python)
 
 
+def reseed(seed: int) -> None:
+    """Seed the generators of torch (on the processor), NumPy and Python."""
+    torch.default_generator.manual_seed(seed % 2**63)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch, NumPy and Python for a while, and put their random states back afterwards."""
@@ -150,8 +157,9 @@ def _holds_fields(tree: Any) -> bool:
 class PhysicalBatch:
     """The records of a step that go through the model together: all of them, unless a limit cuts the step.
 
-    `examples` is what the loop gets. `when_stepped` has checks that are run, the last one first, when the loop
-    calls `step()` for this batch, before anything is added to the step's sum.
+    `records` are numbers of records, `NO_RECORD` for somebody who supplied none: a placeholder stands in the
+    row, and its clipping norm is 0. `examples` is what the loop gets. `when_stepped` has checks that are run,
+    the last one first, when the loop calls `step()` for this batch, before anything is added to the step's sum.
 
     Sensitive: who was sampled, and how many.
     """
@@ -161,14 +169,14 @@ class PhysicalBatch:
     clip_norms: Tensor
     first: bool
     last: bool
-    seed: int | None = None  # for whatever is random in reading the records
+    seed: int | None = None  # of the first row, for whatever is random in reading the records; counted on
     examples: Batch = None
     when_stepped: list[Callable[[], None]] = field(default_factory=list)
     added: bool = False
 
     @property
     def size(self) -> int:
-        """How many records there are."""
+        """How many rows there are: of everybody who was sampled."""
         return len(self.records)
 
 

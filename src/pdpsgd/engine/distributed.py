@@ -1,9 +1,9 @@
 """Many processes, one run: each rank samples its own people, and noise enters once, on rank 0.
 
-Rank 0 gathers the clipped sums, adds the step's one noise vector, and sends the result to all: noise enters
-exactly once by construction, and replicas hold the same bits by construction, whatever devices they run on.
-(Noise added by rank 0 before an all-reduce would undo the rounding that secure mode relies on; noise added by
-every rank after it would hang on all devices producing the same bits.)
+Rank 0 adds up the clipped sums, which are integers, adds the step's one noise vector, and sends the result to
+all: noise enters exactly once by construction, and replicas hold the same bits by construction, whatever devices
+they run on. (Noise added by rank 0 before an all-reduce would undo its rounding to a public grid; noise added by
+every rank after it would depend on all devices producing the same bits.)
 """
 
 from __future__ import annotations
@@ -50,17 +50,45 @@ class Ranks:
         """Whether this is rank 0, which adds the noise and writes the files."""
         return self.rank == 0
 
-    def gather_sums(self, tensors: Sequence[Tensor]) -> None:
-        """Add up everybody's tensors on rank 0, in place."""
-        if self.world_size > 1:
-            with _or_stop("adding up the clipped sums"), _flat(tensors) as flat:
-                dist.reduce(flat, dst=0)
+    def gather_sums(self, totals: Sequence[Tensor], *, step: int) -> None:
+        """Add up everybody's integers on rank 0, in place; rank 0 refuses ranks that are at different steps.
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give everybody rank 0's tensors, in place."""
-        if self.world_size > 1:
-            with _or_stop("sending out the noisy sum"), _flat(tensors) as flat:
-                dist.broadcast(flat, src=0)
+        Guarantee: the total is of people who were all sampled for the same step, so at one round's rates.
+        """
+        if self.world_size == 1:
+            return
+        steps = torch.tensor([step, step * step], device=totals[0].device)
+        with _or_stop("adding up the clipped sums"), _flat([*totals, steps]) as flat:
+            dist.reduce(flat, dst=0)
+        # Numbers are all the same if, and only if, the mean of their squares is the square of their mean.
+        if self.first and steps.tolist() != [step * self.world_size, step * step * self.world_size]:
+            fail(
+                f"Expected all ranks to be at step {step}, as rank 0 is. Got another one on some rank: was "
+                "forfeit_step() called on some ranks only? The run stops here; resume it from its last checkpoint."
+            )
+
+    @contextmanager
+    def result_of_first(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Give everybody what rank 0 leaves in the tensors, or stop everybody where rank 0 refuses."""
+        if self.world_size == 1:
+            yield
+            return
+        refused = torch.zeros(1, device=tensors[0].device, dtype=tensors[0].dtype)
+        try:
+            yield
+        except PdpsgdError:
+            if self.first:
+                self._broadcast([*tensors, refused + 1])
+            raise
+        self._broadcast([*tensors, refused])
+        if refused.item():
+            fail(
+                "Expected rank 0 to release the step. It refused: its own message says why. The run stops here."
+            )
+
+    def _broadcast(self, tensors: Sequence[Tensor]) -> None:
+        with _or_stop("sending out the noisy sum"), _flat(tensors) as flat:
+            dist.broadcast(flat, src=0)
 
     def broadcast_module(self, module: nn.Module) -> None:
         """Start all replicas from rank 0's parameters and buffers."""

@@ -29,7 +29,8 @@ class Execution:
 
     Guarantee: step t of the plan is released at most once, with the people sampled for step t, each clipped to
     their own level's norm; a batch that was sampled is either released, sampled again as it was (nothing was
-    seen of it), or skipped explicitly and counted all the same.
+    seen of it), or skipped explicitly and counted all the same. Whoever is sampled has a row, of weight 0 if
+    no record was supplied: for the same key, batches have the same rows whoever supplied a record.
     """
 
     def __init__(
@@ -164,8 +165,7 @@ class Execution:
         norms = self._norm_of_level[self.round_index(step)][levels]
         records = people if self._everybody_supplied else self._record_of_person[people]
         if not self._everybody_supplied:
-            supplied = records != NO_RECORD
-            records, norms = records[supplied], norms[supplied]
+            norms[records == NO_RECORD] = 0.0
         count = max(len(records), 1)
         pieces = -(-count // self._limit) if self._limit else 1
         size = -(-count // pieces)  # all pieces about the same
@@ -178,7 +178,7 @@ class Execution:
                 clip_norms=torch.from_numpy(norms[start : start + size]),
                 first=start == 0,
                 last=start == starts[-1],
-                seed=seed ^ start,
+                seed=seed + start,
             )
 
     def _follows(self, batch: PhysicalBatch) -> bool:

@@ -10,13 +10,16 @@ from torch.optim import Optimizer
 
 from pdpsgd.engine._torch import share_step_hooks
 from pdpsgd.engine.earlier_training import count_step
+from pdpsgd.engine.release import Noise, dequantized
 from pdpsgd.errors import fail
+from pdpsgd.sampling.noise import quantize
 
 if TYPE_CHECKING:
     from pdpsgd.engine.batches import PhysicalBatch
     from pdpsgd.engine.distributed import Ranks
     from pdpsgd.engine.execution import Execution
     from pdpsgd.engine.observers import Observers
+    from pdpsgd.engine.release import Release
     from pdpsgd.gradients.clipping import ClippedGradients
 
 
@@ -48,6 +51,7 @@ class PrivateOptimizer(Optimizer):
         ranks: Ranks,
         loss_reduction: str,
         views: int = 1,
+        release: Release,
     ) -> None:
         # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
         self.original = optimizer
@@ -57,6 +61,7 @@ class PrivateOptimizer(Optimizer):
         self._execution = execution
         self._gradients = gradients
         self._observers = observers
+        self.release = release
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._views = views
@@ -161,12 +166,16 @@ class PrivateOptimizer(Optimizer):
         self._check_parameters()
         planned = self._execution.round_of(step)
         sums = self._gradients.flat_sums
-        self._ranks.gather_sums(sums)
-        if self._ranks.first:
-            self._observers.step_releases(step, sums)
-            deviation = planned.noise_multiplier * self._execution.plan.max_grad_norm
-            self._execution.source.noise_(sums, standard_deviation=deviation, step=step)
-        self._ranks.broadcast(sums)
+        noise = Noise(step, self._execution.plan.max_grad_norm, planned.noise_multiplier)
+        with self._ranks.result_of_first(sums):
+            totals = quantize(sums, clipping_norm=noise.clipping_norm)
+            self._ranks.gather_sums(totals, step=step)
+            if self._ranks.first:
+                alone = self._ranks.world_size == 1
+                self._observers.step_releases(
+                    step, sums if alone else dequantized(totals, noise.clipping_norm)
+                )
+                self.release(totals, noise, source=self._execution.source, out=sums)
         # The public divisor: never the sampled size, never the number of records.
         for total in sums:
             total.div_(planned.expected_batch_size)

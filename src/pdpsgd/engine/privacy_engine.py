@@ -35,11 +35,12 @@ from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.records import Records, match_records, records_of
+from pdpsgd.engine.release import current_release
 from pdpsgd.engine.resuming import resume_run, save_run
 from pdpsgd.engine.run import Run
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.gradients.clipping import ClippedGradients
-from pdpsgd.planning.verdict import release_note
+from pdpsgd.planning.verdict import Verdict, verdict
 from pdpsgd.sampling.source import RandomSource
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class PrivacyEngine:
             ranks=ranks,
             loss_reduction=loss_reduction,
             views=views,
+            release=current_release(),
         )
         loader = PrivateLoader(
             execution, records, optimizer=private, observers=observers, steps_per_epoch=steps_per_epoch
@@ -249,7 +251,22 @@ class PrivacyEngine:
     @property
     def release_note(self) -> str | None:
         """Why results of this run are not for release; None if nothing speaks against it."""
-        return release_note(self.plan, guessable=self.source.seeded or not self.source.cryptographic)
+        return self.verdict().note
+
+    def verdict(self, **circumstances: Any) -> Verdict:
+        """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
+
+        Args:
+            circumstances: What only the caller knows, as for `pdpsgd.planning.verdict.verdict`.
+        """
+        run, source = self._run, self.source
+        return verdict(
+            run.plan,
+            seeded=source.seeded,
+            weak_generator=None if source.cryptographic else source.algorithm,
+            test_double=run.optimizer.release.is_double,
+            **circumstances,
+        )
 
     def spent(self) -> tuple[Spent, ...]:
         """Compute what each level has spent up to now, if nothing decided to look now but public things.

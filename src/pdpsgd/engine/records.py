@@ -1,14 +1,14 @@
 """Whose record is which, and records by number: the private data as training sees it.
 
 People are known by their place on the public list, records by their place in the data. For now a person has
-one record or none. Somebody without a record is sampled like anyone and contributes nothing.
+one record or none. Somebody without a record is sampled like anyone and has a row like anyone: a placeholder (the first
+record, whose weight is 0 there), so that the rows of a batch tell nothing of who supplied a record.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from pdpsgd._typing import IdArray, IntArray
-from pdpsgd.engine.batches import NO_RECORD, Batch, seeded
+from pdpsgd.engine.batches import NO_RECORD, Batch, reseed, seeded
 from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import fail
 
@@ -129,8 +129,11 @@ class TensorRecords:
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
         """Yield each batch with its records as a list of tensors."""
         for batch in batches:
-            numbers = torch.from_numpy(batch.records)
-            yield batch, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
+            numbers = torch.from_numpy(batch.records).clamp(min=0)
+            if len(self):
+                yield batch, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
+            else:
+                yield batch, [part.new_zeros(batch.size, *part.shape[1:]) for part in self.tensors]
 
 
 class DatasetRecords:
@@ -201,15 +204,27 @@ class DatasetRecords:
 
 
 class _SeededItems(Dataset[Any]):
-    """Items of a dataset, read under a seed of their step, so that random augmentation repeats with it."""
+    """Items of a dataset, each read under a seed of its step and row, so that random augmentation repeats.
+
+    What a record does with random numbers changes nothing for the others.
+    """
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
 
     def __getitems__(self, seed_and_numbers: list[int | None]) -> list[Any]:
         seed, *numbers = seed_and_numbers
-        with nullcontext() if seed is None or not numbers else seeded(seed):
-            return [self.dataset[number] for number in numbers]
+        if seed is None or not numbers:
+            return [self._item(number) for number in numbers]
+        items = []
+        with seeded(seed):
+            for row, number in enumerate(numbers):
+                reseed(seed + row)
+                items.append(self._item(number))
+        return items
+
+    def _item(self, number: int | None) -> Any:
+        return self.dataset[0 if number is None or number == NO_RECORD else number]
 
 
 class _CollateUnlessEmpty:
