@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +46,10 @@ def plan_for(epsilon: float, rate: float, steps: int, people: int = 10) -> Plan:
 
 
 class HalfTheNoise(RandomSource):
-    def noise_(self, tensors: Sequence[torch.Tensor], *, standard_deviation: float, step: int) -> None:
-        super().noise_(tensors, standard_deviation=standard_deviation / 2, step=step)
+    def release(
+        self, quantized: Sequence[torch.Tensor], *, noise_multiplier: float, **options: Any
+    ) -> list[torch.Tensor]:
+        return super().release(quantized, noise_multiplier=noise_multiplier / 2, **options)
 
 
 def one_run(

@@ -347,7 +347,7 @@ def engine_shares(model: str, batch: int, seconds: float) -> dict[str, float]:
         setattr(owner, name, outer)
 
     timed(made.execution.sampler, "draw", "drawing")
-    timed(made.source, "noise_", "noise")
+    timed(made.source, "release", "noise")
     timed(made.execution, "begin_batch", "bookkeeping")
     timed(made.execution, "end_batch", "bookkeeping")
     for _ in range(2 * TURN):

@@ -16,20 +16,20 @@ Tamper = Callable[[PrivacyEngine], None]
 
 
 class HalfTheNoise(RandomSource):
-    def noise_(self, tensors, *, standard_deviation, step):
-        super().noise_(tensors, standard_deviation=standard_deviation / 2, step=step)
+    def release(self, quantized, *, noise_multiplier, **options):
+        return super().release(quantized, noise_multiplier=noise_multiplier / 2, **options)
 
 
 def no_noise_on_the_last_tensor(engine: PrivacyEngine) -> None:
-    honest = engine.source.noise_
+    honest = engine.source.release
 
-    def noise_(tensors, **options):
+    def release(quantized, **options):
         last = list(engine.gradients.sums.values())[-1]
         before = last.clone()
-        honest(tensors, **options)
+        honest(quantized, **options)
         last.copy_(before)
 
-    engine.source.noise_ = noise_
+    engine.source.release = release
 
 
 def no_clipping_on_the_first_tensor(engine: PrivacyEngine) -> None:
@@ -108,29 +108,27 @@ def divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:
 
 def _after_noise(engine: PrivacyEngine, change) -> None:
     optimizer = engine.optimizer
-    honest = optimizer._release
+    honest = optimizer._release_step
 
     def release(step: int) -> None:
         honest(step)
-        drawn = engine.execution.current.size
+        drawn = int((engine.execution.current.records >= 0).sum())
         expected = engine.execution.round_of(step).expected_batch_size
         for parameter in engine.gradients.sums:
             parameter.grad = change(step, parameter.grad, drawn, expected)
 
-    optimizer._release = release
+    optimizer._release_step = release
 
 
 def sum_divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:
     """The clipped sum becomes a mean over the drawn before noise of the planned size is added."""
     source = engine.source
-    honest = source.noise_
+    honest = source.release
 
-    def noise_(tensors, *, standard_deviation, step):
-        drawn = engine.execution.current.size
+    def release(quantized, *, step, **options):
+        drawn = int((engine.execution.current.records >= 0).sum())
         expected = engine.execution.round_of(step).expected_batch_size
-        with torch.no_grad():
-            for tensor in tensors:
-                tensor.mul_(expected / max(drawn, 1))
-        honest(tensors, standard_deviation=standard_deviation, step=step)
+        scaled = [total.double().mul(expected / max(drawn, 1)).to(torch.int64) for total in quantized]
+        honest(scaled, step=step, **options)
 
-    source.noise_ = noise_
+    source.release = release

@@ -57,8 +57,8 @@ def one_run(plan: Plan, per_tier: int, seed: int, *, source=RandomSource, **opti
 
 
 class HardlyAnyNoise(RandomSource):
-    def noise_(self, tensors, *, standard_deviation, step):
-        super().noise_(tensors, standard_deviation=standard_deviation / 20, step=step)
+    def release(self, quantized, *, noise_multiplier, **options):
+        return super().release(quantized, noise_multiplier=noise_multiplier / 20, **options)
 
 
 def test_the_bound_of_one_run_is_too_high_no_more_often_than_stated():

@@ -107,7 +107,7 @@ class PrivateOptimizer(Optimizer):
         self._add(batch)
         batch.added = True
         if batch.last:
-            self._release(batch.step)
+            self._release_step(batch.step)
             self._execution.released()
             self.original.step()
             self.took_step = True
@@ -162,7 +162,7 @@ class PrivateOptimizer(Optimizer):
             views=self._views,
         )
 
-    def _release(self, step: int) -> None:
+    def _release_step(self, step: int) -> None:
         self._check_parameters()
         planned = self._execution.round_of(step)
         sums = self._gradients.flat_sums
