@@ -187,21 +187,24 @@ def test_the_command_ends_with_exit_code_1_when_an_alarm_goes_off(found, made, t
 
 def test_the_command_takes_a_run_folder(made, tmp_path):
     pytest.importorskip("sklearn")
-    (tmp_path / "plan.json").write_text(made.to_json())
-    (tmp_path / "settings.json").write_text(json.dumps({"data": "digits", "model": "linear"}))
+    public, people, private = (tmp_path / name for name in ("public", "people", "private"))
+    public.mkdir()
+    people.mkdir()
+    (public / "plan.json").write_text(made.to_json())
+    (public / "settings.json").write_text(json.dumps({"data": "digits", "model": "linear"}))
     rows = "\n".join(f"{i},1,1e-5,1,1e-5,{0 if i < 60 else 1}" for i in range(120))
     header = "id,asked_epsilon,asked_delta,proven_epsilon,proven_delta,level\n"
-    (tmp_path / "promises.csv").write_text(header + rows + "\n")
+    (people / "promises.csv").write_text(header + rows + "\n")
     outcome = run_command(
         *(str(tmp_path), "--canaries", "20", "--example-canaries", "10", "--shadow-models", "4"),
         *("--quiet", "--seed", "1", "--json", "-", "--false-alarm-rate", "1e-6"),
     )
     assert outcome.exit_code == 0, outcome.output
     assert len(json.loads(outcome.stdout)["membership"]) == 2
-    public = json.loads((tmp_path / "audit.json").read_text())
-    assert (public["sensitive"], public["membership"]) == (False, [])
-    assert set(public["one_run"]) == {"Dirac, white box"}
-    assert json.loads((tmp_path / "SENSITIVE-do-not-publish-audit.json").read_text())["sensitive"] is True
+    found = json.loads((public / "audit.json").read_text())
+    assert (found["sensitive"], found["membership"]) == (False, [])
+    assert set(found["one_run"]) == {"Dirac, white box"}
+    assert json.loads((private / "audit.json").read_text())["sensitive"] is True
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path):

@@ -92,7 +92,7 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(
     arguments = ("train", people, "--label", "income", "--id-column", "person", "--batch-size", "30")
     options = ("--steps", "50000", "--delta-column", "delta", "--run-folder", "run", "--no-report")
     process = command(*arguments, *options, cwd=tmp_path)
-    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    checkpoint = tmp_path / "run" / "private" / "checkpoint.safetensors"
     deadline = time.monotonic() + 120
     while not checkpoint.exists() and process.poll() is None:
         assert time.monotonic() < deadline, "the run did not begin"

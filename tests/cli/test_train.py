@@ -25,9 +25,9 @@ def test_a_table_becomes_a_folder_with_a_promise_for_each_person(
     run: Callable[..., Any], people: Path
 ) -> None:
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "run", "--json", "figures.json"))
-    files = {path.name for path in Path("run").iterdir()}
-    assert {"plan.json", "model.safetensors", "settings.json", "history.jsonl", "promises.csv"} <= files
-    rows = list(csv.DictReader(Path("run/promises.csv").read_text().splitlines()))
+    files = {path.name for path in Path("run/public").iterdir()}
+    assert {"plan.json", "model.safetensors", "settings.json", "history.jsonl", "result.json"} <= files
+    rows = list(csv.DictReader(Path("run/people/promises.csv").read_text().splitlines()))
     asked = {r["person"]: float(r["epsilon"]) for r in csv.DictReader(people.read_text().splitlines())}
     assert {row["id"]: float(row["asked_epsilon"]) for row in rows} == asked
     assert all(float(row["proven_epsilon"]) <= float(row["asked_epsilon"]) for row in rows)
@@ -40,8 +40,8 @@ def test_a_schema_read_from_the_data_is_kept_apart_and_the_result_says_so(
     loud = tuple(option for option in SMALL if option != "--quiet")
     result = run("train", people, *TABLE, *loud, "--run-folder", "run")
     assert "NOT covered by the privacy promise" in " ".join(result.output.split())
-    drafts = [path.name for path in Path("run").glob("*schema*")]
-    assert drafts == ["SENSITIVE-do-not-publish-schema-draft.toml"]
+    drafts = [str(path) for path in Path("run").rglob("*schema*")]
+    assert drafts == ["run/private/schema-draft.toml"]
 
 
 def test_a_drafted_and_confirmed_schema_is_used_as_it_is(run: Callable[..., Any], people: Path) -> None:
@@ -54,8 +54,8 @@ def test_a_drafted_and_confirmed_schema_is_used_as_it_is(run: Callable[..., Any]
     check(
         run("train", people, "--schema", "s.toml", "--delta-column", "delta", *SMALL, "--run-folder", "run")
     )
-    assert Path("run/schema.toml").exists()
-    assert json.loads(Path("run/settings.json").read_text())["notes"] == []
+    assert Path("run/public/schema.toml").exists()
+    assert json.loads(Path("run/public/settings.json").read_text())["notes"] == []
 
 
 def test_people_set_aside_to_test_on_are_off_the_list(run: Callable[..., Any], people: Path) -> None:
@@ -65,7 +65,7 @@ def test_people_set_aside_to_test_on_are_off_the_list(run: Callable[..., Any], p
         )
     )
     tested = json.loads(Path("f.json").read_text())["evaluation"]["people"]
-    assert Plan.from_json(Path("run/plan.json").read_text()).people == 120 - tested
+    assert Plan.from_json(Path("run/public/plan.json").read_text()).people == 120 - tested
     assert 10 < tested < 60
 
 
@@ -78,7 +78,7 @@ def test_somebody_on_the_list_may_have_supplied_nothing(run: Callable[..., Any],
     ]
     Path("list.csv").write_text("\n".join(listed) + "\n")
     check(run("train", people, *TABLE[:4], "--budgets", "list.csv", *SMALL, "--run-folder", "run"))
-    assert Plan.from_json(Path("run/plan.json").read_text()).people == 121
+    assert Plan.from_json(Path("run/public/plan.json").read_text()).people == 121
 
 
 def test_a_record_of_somebody_who_is_not_on_the_list_is_refused(
@@ -112,7 +112,7 @@ def test_images_with_ids_are_matched_with_a_list_apart(run: Callable[..., Any], 
     Path("list.csv").write_text("person,epsilon\n" + "".join(f"{number},2\n" for number in range(99, 161)))
     listed = ("--budgets", "list.csv", "--id-column", "person", "--model", "linear")
     check(run("train", "images.npz", *listed, *SMALL, "--run-folder", "run"))
-    assert Plan.from_json(Path("run/plan.json").read_text()).people == 62
+    assert Plan.from_json(Path("run/public/plan.json").read_text()).people == 62
 
 
 def test_images_from_an_npz_file_train_the_user_s_own_network(
@@ -128,7 +128,7 @@ def test_images_from_an_npz_file_train_the_user_s_own_network(
     )
     model = ("--model", "my_own_networks:tiny")
     check(run("train", "images.npz", "--tiers", "1:0.5,4:0.5", *model, *SMALL, "--run-folder", "run"))
-    assert json.loads(Path("run/settings.json").read_text())["model"] == "my_own_networks:tiny"
+    assert json.loads(Path("run/public/settings.json").read_text())["model"] == "my_own_networks:tiny"
 
 
 def test_settings_come_from_a_file_and_the_command_line_comes_first(
@@ -138,8 +138,8 @@ def test_settings_come_from_a_file_and_the_command_line_comes_first(
         'label = "income"\nid-column = "person"\ndelta_column = "delta"\nsteps = 5\nlearning-rate = 0.25\n'
     )
     check(run("train", people, "--config", "run.toml", *SMALL, "--run-folder", "run"))
-    assert json.loads(Path("run/settings.json").read_text())["learning_rate"] == 0.25
-    assert Plan.from_json(Path("run/plan.json").read_text()).steps == 8
+    assert json.loads(Path("run/public/settings.json").read_text())["learning_rate"] == 0.25
+    assert Plan.from_json(Path("run/public/plan.json").read_text()).steps == 8
 
 
 def test_a_preset_says_what_neither_the_file_nor_the_command_line_says(
@@ -154,10 +154,10 @@ def test_a_preset_says_what_neither_the_file_nor_the_command_line_says(
     Path("run.toml").write_text("momentum = 0.5\n")
     given = ("--tiers", "1:0.5,4:0.5", "--steps", "7", "--config", "run.toml", "--no-report", "--quiet")
     check(run("train", "digits", "--preset", "small", *given, "--run-folder", "run"))
-    plan = Plan.from_json(Path("run/plan.json").read_text())
+    plan = Plan.from_json(Path("run/public/plan.json").read_text())
     assert (plan.steps, plan.max_grad_norm) == (7, 0.1)
     assert plan.rounds[0].expected_batch_size == pytest.approx(20, rel=0.01)
-    settings = json.loads(Path("run/settings.json").read_text())
+    settings = json.loads(Path("run/public/settings.json").read_text())
     assert (settings["learning_rate"], settings["momentum"], settings["model"]) == (30.0, 0.5, "digits")
     assert (settings["augment"], settings["views"]) == ("shifts", 4)
     assert settings["preset"] == "small"
@@ -211,10 +211,10 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
     changed = run("train", "digits", *given, "--activation", "relu", "--run-folder", "changed")
     check(changed)
     assert "Digits generated" in changed.stderr, "another activation starts from drawn digits, too"
-    finished = Path("run/model.safetensors").read_bytes()
+    finished = Path("run/public/model.safetensors").read_bytes()
     resumed = run("train", "digits", *given, "--run-folder", "run", "--resume")
     assert "Digits generated" not in resumed.stderr, "a run that goes on has its weights already"
-    assert Path("run/model.safetensors").read_bytes() == finished
+    assert Path("run/public/model.safetensors").read_bytes() == finished
 
 
 def test_a_network_that_starts_at_random_has_no_progress_to_show_before_training(
@@ -241,7 +241,7 @@ def test_a_preset_s_learning_rate_is_for_its_norm_and_its_steps_for_no_noise_in_
     assert "learning_rate of your own" in refused.output
     check(run(*given, "--max-grad-norm", "1.0", "--steps", "3", "--lr", "2", "--run-folder", "own"))
     check(run(*given, "--noise-multiplier", "1.1", "--run-folder", "noise"))
-    assert Plan.from_json(Path("noise/plan.json").read_text()).rounds[0].noise_multiplier == 1.1
+    assert Plan.from_json(Path("noise/public/plan.json").read_text()).rounds[0].noise_multiplier == 1.1
 
 
 @pytest.mark.parametrize(("name", "message"), [("mnist", "'mnist' for preset"), ("cifar", "fashion-mnist")])
@@ -256,7 +256,7 @@ def test_a_preset_of_other_data_or_none_at_all_is_refused(
 def test_tiers_in_a_settings_file_are_a_table(run: Callable[..., Any], people: Path) -> None:
     Path("run.toml").write_text("[tiers]\n1 = 0.5\n3 = 0.5\n")
     check(run("train", people, *TABLE[:4], "--config", "run.toml", *SMALL, "--run-folder", "run"))
-    plan = Plan.from_json(Path("run/plan.json").read_text())
+    plan = Plan.from_json(Path("run/public/plan.json").read_text())
     assert [level.epsilon for level in plan.levels] == [1, 3]
 
 
@@ -284,14 +284,14 @@ def test_a_ready_plan_is_verified_before_it_is_used(run: Callable[..., Any], peo
 def test_a_second_run_on_the_same_people_counts_the_first(run: Callable[..., Any], people: Path) -> None:
     uniform = ("--mechanism", "dp-sgd", "--run-folder", "first")
     check(run("train", people, *TABLE, *SMALL, *uniform))
-    again = (*TABLE, *SMALL, "--history", "first/plan.json", "--run-folder", "second")
+    again = (*TABLE, *SMALL, "--history", "first/public/plan.json", "--run-folder", "second")
     check(run("train", people, *again))
-    alone = Plan.from_json(Path("first/plan.json").read_text())
-    both = Plan.from_json(Path("second/plan.json").read_text())
+    alone = Plan.from_json(Path("first/public/plan.json").read_text())
+    both = Plan.from_json(Path("second/public/plan.json").read_text())
     assert [level.epsilon for level in both.levels] == [1, 2, 4]
     assert both.rounds[-1].sample_rates[0] < 0.1 * alone.rounds[0].sample_rates[0]  # nearly all of 1 is spent
     assert both.verify().kept
-    result = run("train", people, *again, "--plan", "first/plan.json")
+    result = run("train", people, *again, "--plan", "first/public/plan.json")
     assert result.exit_code == 2
 
 
@@ -306,9 +306,9 @@ def test_a_run_that_set_people_aside_is_counted_though_people_allow_more_now(
     for row in more:
         row[place] = str(2 * float(row[place]))
     people.write_text("\n".join([header, *map(",".join, more)]) + "\n")
-    again = ("--test-share", "0.25", "--history", "first/plan.json", "--run-folder", "second")
+    again = ("--test-share", "0.25", "--history", "first/public/plan.json", "--run-folder", "second")
     check(run("train", people, *TABLE, *SMALL, *again))
-    both = Plan.from_json(Path("second/plan.json").read_text())
+    both = Plan.from_json(Path("second/public/plan.json").read_text())
     assert any(level.history for level in both.levels)
     assert both.verify().kept
 
@@ -317,7 +317,7 @@ def test_rows_without_ids_are_no_names(run: Callable[..., Any], people: Path) ->
     """A row that was added since moves everybody by one: row 7 of then is not row 7 of now."""
     anonymous = ("--label", "income", "--delta-column", "delta")
     check(run("train", people, *anonymous, *SMALL, "--mechanism", "dp-sgd", "--run-folder", "first"))
-    again = (*anonymous, *SMALL, "--history", "first/plan.json", "--run-folder", "second")
+    again = (*anonymous, *SMALL, "--history", "first/public/plan.json", "--run-folder", "second")
     header, *lines = people.read_text().splitlines()
     people.write_text("\n".join([header, lines[-1], *lines[:-1]]) + "\n")
     result = run("train", people, *again)
@@ -325,7 +325,7 @@ def test_rows_without_ids_are_no_names(run: Callable[..., Any], people: Path) ->
     assert "--history-budgets" in result.output
     people.write_text("\n".join([header, *lines]) + "\n")
     check(run("train", people, *again))
-    assert Plan.from_json(Path("second/plan.json").read_text()).people_digest.startswith("places:")
+    assert Plan.from_json(Path("second/public/plan.json").read_text()).people_digest.startswith("places:")
 
 
 def test_a_finished_run_is_not_trained_over(run: Callable[..., Any], people: Path) -> None:
@@ -347,11 +347,11 @@ def test_without_a_folder_each_run_gets_a_new_one(run: Callable[..., Any], peopl
 def test_batch_sizes_and_losses_are_written_only_if_asked_for(run: Callable[..., Any], people: Path) -> None:
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "usual"))
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "asked", "--sensitive"))
-    usual = "".join(path.read_text() for path in Path("usual").glob("*.json*"))
+    usual = "".join(path.read_text() for path in Path("usual/public").glob("*.json*"))
     assert "batch_size" not in usual.replace("expected_batch_size", "").replace("physical_batch_size", "")
     assert "training_loss" not in usual
-    assert Path("asked/SENSITIVE-do-not-publish.jsonl").exists()
-    assert not list(Path("usual").glob("SENSITIVE-do-not-publish.jsonl"))
+    assert Path("asked/private/steps.jsonl").exists()
+    assert not Path("usual/private/steps.jsonl").exists()
 
 
 def test_a_comparison_puts_mechanisms_side_by_side(run: Callable[..., Any], people: Path) -> None:

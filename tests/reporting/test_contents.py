@@ -26,7 +26,7 @@ def words(page: str) -> str:
 
 
 def test_the_page_names_what_is_promised_proven_and_used(run_folder: Path) -> None:
-    page = words((run_folder / "report.html").read_text())
+    page = words((run_folder / "public" / "report.html").read_text())
     run = read_run(run_folder)
     assert f"The promise is proven for all {run.plan.people:,} people on the list." in page
     for level in run.plan.levels:
@@ -36,8 +36,8 @@ def test_the_page_names_what_is_promised_proven_and_used(run_folder: Path) -> No
 
 
 def test_nobody_is_named_on_the_page(run_folder: Path) -> None:
-    page = (run_folder / "report.html").read_text()
-    rows = csv.DictReader((run_folder / "promises.csv").read_text().splitlines())
+    page = (run_folder / "public" / "report.html").read_text()
+    rows = csv.DictReader((run_folder / "people" / "promises.csv").read_text().splitlines())
     names = [row["id"] for row in rows]
     assert len(names) > 100
     assert not any(name in page for name in names)
@@ -47,12 +47,12 @@ def test_figures_by_tier_and_class_count_test_people_only(run_folder: Path) -> N
     run = read_run(run_folder)
     counted = sum(share["people"] for share in run.evaluation["by_class"].values())
     assert counted == run.evaluation["people"]
-    listed = len((run_folder / "promises.csv").read_text().splitlines()) - 1
+    listed = len((run_folder / "people" / "promises.csv").read_text().splitlines()) - 1
     assert counted + listed == 200
 
 
 def test_names_from_the_data_cannot_become_markup(run_folder: Path) -> None:
-    page = (run_folder / "report.html").read_text()
+    page = (run_folder / "public" / "report.html").read_text()
     assert "high &lt;&amp;&gt; rich" in page
     assert "<&>" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)
 
@@ -65,7 +65,7 @@ def test_a_script_in_a_name_stays_a_name(run_folder: Path) -> None:
 
 
 def test_the_file_is_complete_in_itself(run_folder: Path) -> None:
-    page = (run_folder / "report.html").read_text()
+    page = (run_folder / "public" / "report.html").read_text()
     assert (
         re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', re.sub(r"<script.*?</script>", "", page, flags=re.S))
         == []
@@ -103,8 +103,8 @@ def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path, 
 
     folder = tmp_path / "run"
     shutil.copytree(run_folder, folder)
-    (folder / "plan.json").write_text(published.to_json())
-    assert write_run_report(folder).name == "SENSITIVE-do-not-publish-report.html"
+    (folder / "public" / "plan.json").write_text(published.to_json())
+    assert write_run_report(folder) == folder / "private" / "report.html"
 
 
 def test_infinite_budgets_and_people_who_are_never_used_fit_on_the_page(run_folder: Path) -> None:
@@ -131,9 +131,9 @@ def test_a_folder_without_a_run_is_refused_with_its_name(tmp_path: Path) -> None
 def test_a_damaged_run_is_refused(run_folder: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "run"
     shutil.copytree(run_folder, damaged)
-    plan_text = json.loads((damaged / "plan.json").read_text())
+    plan_text = json.loads((damaged / "public" / "plan.json").read_text())
     del plan_text["levels"]
-    (damaged / "plan.json").write_text(json.dumps(plan_text))
+    (damaged / "public" / "plan.json").write_text(json.dumps(plan_text))
     with pytest.raises(PdpsgdError, match="Expected the files of a run"):
         write_run_report(damaged)
 

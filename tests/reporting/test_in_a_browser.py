@@ -34,7 +34,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def page(request: pytest.FixtureRequest, browser: Any, run_folder: Path, comparison_file: Path) -> Any:
     browser.media()
     browser.resize(1100, 900)
-    browser.open(run_folder / "report.html" if request.param == "run" else comparison_file)
+    browser.open(run_folder / "public" / "report.html" if request.param == "run" else comparison_file)
     return browser
 
 

@@ -46,7 +46,7 @@ def main() -> None:
     problem = load_problem()
     moments = random.Random(every)
     kills = 0
-    while not (folder / "result.json").exists():
+    while not (folder / "public" / "result.json").exists():
         child = os.fork()
         if child == 0:
             train(problem, folder, every)

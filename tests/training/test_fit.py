@@ -76,28 +76,39 @@ def test_the_model_that_was_given_is_the_model_that_is_trained(problem):
     assert "forward" not in model[0].__dict__
 
 
-def test_the_run_folder_holds_what_may_be_published_and_nothing_else(problem, tmp_path):
+def test_the_run_folder_keeps_apart_what_is_public_what_is_each_person_s_and_what_is_private(
+    problem, tmp_path
+):
     result = problem.fit(
         run_folder=tmp_path / "run", test_data=problem.test, evaluate_every=15, checkpoint_every=10
     )
     folder = tmp_path / "run"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoint.safetensors",
-        "history.jsonl",
-        "model.safetensors",
-        "plan.json",
-        "promises.csv",
-        "result.json",
-        "settings.json",
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert files == [
+        "people/promises.csv",
+        "private/checkpoint.safetensors",
+        "public/history.jsonl",
+        "public/model.safetensors",
+        "public/plan.json",
+        "public/result.json",
+        "public/settings.json",
     ]
-    text = "".join(path.read_text() for path in folder.iterdir() if path.suffix != ".safetensors")
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in ("people", "private")} == {0o700}
+    text = "".join(
+        path.read_text() for path in (folder / "public").iterdir() if path.suffix != ".safetensors"
+    )
     assert not any(word in text for word in ("batch_sizes", "training_loss", "non_finite"))
-    assert Plan.from_json((folder / "plan.json").read_text(), verify=False).digest == result.plan.digest
-    summary = json.loads((folder / "result.json").read_text())
+    assert (
+        Plan.from_json((folder / "public" / "plan.json").read_text(), verify=False).digest
+        == result.plan.digest
+    )
+    summary = json.loads((folder / "public" / "result.json").read_text())
     assert summary["evaluation"]["accuracy"] == result.accuracy
     assert "not for release" in summary["release_note"]
-    assert json.loads((folder / "settings.json").read_text())["learning_rate"] == 0.3
-    assert [json.loads(line)["step"] for line in (folder / "history.jsonl").read_text().splitlines()] == [
+    assert json.loads((folder / "public" / "settings.json").read_text())["learning_rate"] == 0.3
+    assert [
+        json.loads(line)["step"] for line in (folder / "public" / "history.jsonl").read_text().splitlines()
+    ] == [
         15,
         30,
     ]
@@ -107,7 +118,7 @@ def test_everybody_can_be_told_what_they_got(problem, tmp_path):
     plan = problem.plan()
     levels = tuple(dataclasses.replace(level, proven_epsilon=level.epsilon * 0.99) for level in plan.levels)
     problem.fit(plan=dataclasses.replace(plan, levels=levels).remember_proof(), run_folder=tmp_path)
-    with (tmp_path / "promises.csv").open() as file:
+    with (tmp_path / "people" / "promises.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 100
     assert rows[0] == {
@@ -124,7 +135,7 @@ def test_everybody_can_be_told_what_they_got(problem, tmp_path):
 
 def test_sensitive_things_are_written_only_when_asked_for_and_say_so(problem, tmp_path):
     problem.fit(run_folder=tmp_path, sensitive=True, checkpoint_every=7)
-    path = tmp_path / "SENSITIVE-do-not-publish.jsonl"
+    path = tmp_path / "private" / "steps.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(30))
     assert all(record["batch_size"] > 0 and record["training_loss"] > 0 for record in records)
@@ -136,7 +147,7 @@ def test_a_batch_in_pieces_is_one_line_of_the_sensitive_log(problem, tmp_path):
     for name, limit in (("whole", None), ("pieces", 7)):
         folder = tmp_path / name
         problem.fit(run_folder=folder, sensitive=True, max_physical_batch_size=limit)
-        lines = (folder / "SENSITIVE-do-not-publish.jsonl").read_text().splitlines()
+        lines = (folder / "private" / "steps.jsonl").read_text().splitlines()
         logs.append([json.loads(line) for line in lines])
     whole, pieces = logs
     assert [r["batch_size"] for r in pieces] == [r["batch_size"] for r in whole]
@@ -162,21 +173,21 @@ def _stops_after(share):
     return cosine
 
 
-def test_a_plan_that_tells_who_was_drawn_is_filed_as_sensitive(problem, tmp_path):
+def test_a_plan_that_tells_who_was_sampled_is_private(problem, tmp_path):
     levels = tuple(dataclasses.replace(level, proven_epsilon=None) for level in problem.plan().levels)
     why = "It tells who is in which round."
     plan = dataclasses.replace(problem.plan(), levels=levels, not_for_release=why)
     result = problem.fit(plan=plan, run_folder=tmp_path, seed=None)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"SENSITIVE-do-not-publish-plan.json", "SENSITIVE-do-not-publish-promises.csv"} <= names
-    assert not {"plan.json", "promises.csv"} & names
+    assert {"plan.json", "promises.csv"} <= {path.name for path in (tmp_path / "private").iterdir()}
+    assert not list((tmp_path / "public").glob("plan*"))
+    assert not list((tmp_path / "people").iterdir())
     assert "not for release" in result.release_note
 
 
 def test_the_saved_model_loads_without_pdpsgd(problem, tmp_path, flat):
     result = problem.fit(run_folder=tmp_path)
     bare = problem.model()
-    bare.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    bare.load_state_dict(safetensors.torch.load_file(tmp_path / "public" / "model.safetensors"))
     assert torch.equal(flat(result), torch.cat([p.detach().reshape(-1) for p in bare.parameters()]))
 
 

@@ -87,13 +87,17 @@ def test_a_run_that_is_killed_at_random_moments_ends_where_an_uninterrupted_one_
     spec.loader.exec_module(killed)
     killed.train(killed.load_problem(), tmp_path / "whole", every)
     one, other = (
-        safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")
+        safetensors.torch.load_file(tmp_path / name / "public" / "model.safetensors")
+        for name in ("killed", "whole")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
-    for name in ("history.jsonl", "plan.json", "promises.csv", "settings.json"):
+    for name in ("public/history.jsonl", "public/plan.json", "people/promises.csv", "public/settings.json"):
         assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    left = {path.name for path in (tmp_path / "killed").iterdir() if not path.name.startswith(".")}
-    assert left == {path.name for path in (tmp_path / "whole").iterdir()}
+    killed, whole = (
+        {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("[!.]*")}
+        for name in ("killed", "whole")
+    )
+    assert killed == whole
 
 
 def test_a_run_with_fresh_models_resumes_in_its_second_round(problem, tmp_path, crash, flat):
@@ -135,10 +139,10 @@ def deeper(problem):
     ],
 )
 def test_a_run_is_not_resumed_with_anything_else(problem, crashed, what, change):
-    before = (crashed / "checkpoint.safetensors").read_bytes()
+    before = (crashed / "private" / "checkpoint.safetensors").read_bytes()
     with pytest.raises(PdpsgdError, match=f"Expected the .*{what}.*same noise on different gradients"):
         problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **(OPTIONS | change(problem)))
-    assert (crashed / "checkpoint.safetensors").read_bytes() == before
+    assert (crashed / "private" / "checkpoint.safetensors").read_bytes() == before
 
 
 def test_code_that_changed_under_the_same_name_is_noticed_before_any_noise(
@@ -172,7 +176,7 @@ def test_resuming_twice_from_the_same_checkpoint_repeats_the_same_run(
 
 
 def test_a_damaged_checkpoint_is_refused(problem, crashed):
-    path = crashed / "checkpoint.safetensors"
+    path = crashed / "private" / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
@@ -181,14 +185,14 @@ def test_a_damaged_checkpoint_is_refused(problem, crashed):
 
 
 def test_a_checkpoint_is_its_owners_only_and_loses_its_key_at_the_end(problem, crashed):
-    path = crashed / "checkpoint.safetensors"
+    path = crashed / "private" / "checkpoint.safetensors"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE((crashed / "checkpoint.journal").stat().st_mode) == 0o600
+    assert stat.S_IMODE((crashed / "private" / "checkpoint.journal").stat().st_mode) == 0o600
     key = checkpoints.load(path).key
     assert key is not None
     problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **OPTIONS)
     assert checkpoints.load(path).key is None
-    assert not (crashed / "checkpoint.journal").exists()
+    assert not (crashed / "private" / "checkpoint.journal").exists()
     assert not any(
         key in file.read_bytes() or key.hex().encode() in file.read_bytes() for file in crashed.iterdir()
     )
@@ -209,10 +213,10 @@ def test_a_run_killed_between_result_and_erasure_loses_its_key_later(problem, tm
         patch.setattr("pdpsgd.training.fitting.erase_key", killed)
         with pytest.raises(Crash):
             problem.fit(run_folder=tmp_path)
-    assert checkpoints.load(tmp_path / "checkpoint.safetensors").key is not None
+    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").key is not None
     with pytest.raises(PdpsgdError, match="without a finished run"):
         problem.fit(run_folder=tmp_path, resume=True)
-    assert checkpoints.load(tmp_path / "checkpoint.safetensors").key is None
+    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").key is None
 
 
 def test_a_begun_run_is_not_overwritten(problem, crashed):
@@ -228,7 +232,7 @@ def test_without_a_seed_the_key_comes_from_the_checkpoint(problem, tmp_path, cra
     crash(17)
     with pytest.raises(Crash):
         problem.fit(seed=None, run_folder=tmp_path, checkpoint_every=5)
-    journal = (tmp_path / "checkpoint.journal").read_bytes()
+    journal = (tmp_path / "private" / "checkpoint.journal").read_bytes()
     assert len(journal) == 17 * 40, "all steps are noted, also those before the last checkpoint"
     result = problem.fit(seed=None, run_folder=tmp_path, checkpoint_every=5, resume=True)
     assert result.release_note is None
@@ -241,7 +245,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(problem, tmp_path, cr
     with pytest.raises(KeyboardInterrupt, match=r"after step 13 of 30.*resume=True"):
         problem.fit(run_folder=tmp_path)
     assert "Stopping after this step" in capsys.readouterr().err
-    assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 13
+    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").state["steps_done"] == 13
     resumed = problem.fit(run_folder=tmp_path, resume=True)
     assert torch.equal(flat(resumed), flat(whole))
     assert signal.getsignal(signal.SIGINT) is before
@@ -268,7 +272,7 @@ def test_a_full_disk_loses_nothing_already_saved(problem, tmp_path, monkeypatch,
         patch.setattr(checkpoints, "_replace", full)
         with pytest.raises(PdpsgdError, match="No space left on device"):
             problem.fit(run_folder=tmp_path, checkpoint_every=5)
-    assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 10
+    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").state["steps_done"] == 10
     assert torch.equal(flat(problem.fit(run_folder=tmp_path, checkpoint_every=5, resume=True)), flat(whole))
 
 
@@ -276,8 +280,8 @@ def test_settings_and_plan_are_there_before_the_first_step(problem, tmp_path, cr
     crash(0)
     with pytest.raises(Crash):
         problem.fit(run_folder=tmp_path)
-    assert json.loads((tmp_path / "settings.json").read_text())["momentum"] == 0.9
-    assert checkpoints.load(tmp_path / "checkpoint.safetensors").state["steps_done"] == 0
+    assert json.loads((tmp_path / "public" / "settings.json").read_text())["momentum"] == 0.9
+    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").state["steps_done"] == 0
 
 
 class Augmented(Dataset):

@@ -112,8 +112,8 @@ def audit(
     gives a lower bound on epsilon; conformance tests say whether training does what the plan says. What the
     figures mean, and what they do not: docs/audit.md. Ends with exit code 1 if an alarm goes off.
 
-    A run folder keeps the result as audit.json; what was computed from people's records (attacks on the data,
-    membership inference) goes into a file of its own whose name says that it is not for publishing.
+    A run folder keeps the result as public/audit.json; what was computed from people's records (attacks on the data,
+    membership inference) goes to private/audit.json.
 
     \b
     Examples:

@@ -17,7 +17,11 @@ def report(
     output: Annotated[
         Path | None,
         option(
-            "--output", "-o", help="file of the page", panel=OUTPUT, show_default="RUN_FOLDER/report.html"
+            "--output",
+            "-o",
+            help="file of the page",
+            panel=OUTPUT,
+            show_default="RUN_FOLDER/public/report.html",
         ),
     ] = None,
     json_file: shared.JsonFile = None,

@@ -171,9 +171,9 @@ def _with_people(path: Path, listed: Budgets | None, now: Budgets) -> Plan:
     """Read an earlier plan with its people: as told, from the promises of its run, or those of today."""
     from pdpsgd.training.run_folder import RunFolder
 
-    folder = RunFolder(path) if path.is_dir() else RunFolder.of_file(path)
-    earlier = folder.read_plan(verify=True) if path.is_dir() else read_plan(path)
-    people = listed or _promised(folder, earlier) or now
+    folder = RunFolder.named_by(path)
+    earlier = read_plan(path) if folder is None else folder.read_plan(with_people=True)
+    people = listed or (None if folder is None else _promised(folder, earlier)) or now
     try:
         return earlier if earlier.roster is not None else earlier.with_people(people)
     except PdpsgdError as error:

@@ -49,14 +49,15 @@ def train(
 ) -> None:
     """Train a model that gives every person the privacy they asked for.
 
-    The run folder holds the plan, the model (safetensors), the settings, figures over the steps, the promise
-    made to each person and a report page. It never holds who was sampled.
+    The run folder has three parts. public/ holds the plan, the model (safetensors), the settings, figures on test
+    people and a report page; people/ the promise made to each person; private/ the checkpoint. Who was sampled is
+    written nowhere.
 
     \b
     Examples:
       pdpsgd train people.csv --label income --id-column person --epsilon-column epsilon
       pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
-      pdpsgd train people.csv --label income --id-column person --history runs/first/plan.json
+      pdpsgd train people.csv --label income --id-column person --history runs/first
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd train --config run.toml mnist
@@ -142,7 +143,7 @@ def _show(result: TrainingResult, screen: shared.Screen) -> None:
         screen.say("No test people, so no accuracy: give --test-file or --test-share.")
     if result.release_note is not None:
         screen.say(f"NOT FOR RELEASE: {result.release_note}.")
-    screen.say(f"Folder:  {result.run_folder} (plan, model, settings, figures, promises)")
+    screen.say(f"Folder:  {result.run_folder} (public/ may be published; people/ and private/ may not)")
 
 
 def _check_folder(options: CommandOptions) -> None:

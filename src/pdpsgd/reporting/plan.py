@@ -174,7 +174,7 @@ def verify_parts(plan: Plan, check: Check) -> list[str]:
         parts.paragraph(
             "The promise follows from the plan alone: no data and no trust in whoever trained are needed "
             "to check it. Take "
-            "plan.json from the run's folder; an accountant that shares no code with the one that made "
+            "public/plan.json from the run's folder; an accountant that shares no code with the one that made "
             "the plan derives every "
             "level's epsilon again."
         ),
@@ -196,7 +196,7 @@ def verify_parts(plan: Plan, check: Check) -> list[str]:
         )
     made.append(
         parts.paragraph(
-            "Each person can be told their own line of promises.csv, which is not part of this page: what "
+            "Each person can be told their own line of people/promises.csv, which is not part of this page: what "
             "they asked for and what "
             "is proven for them."
         )

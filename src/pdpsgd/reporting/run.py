@@ -1,7 +1,7 @@
 """The page of one run, from its folder.
 
 What goes in: the plan, the settings, and figures on test people. What stays out: anything computed from the
-private training data, and the list of who was promised what (`promises.csv`), which is for each person alone.
+private training data, and the list of who was promised what (`people/`), which is for each person alone.
 """
 
 from __future__ import annotations
@@ -225,8 +225,7 @@ def _meaning(run: Run) -> str:
         "delta.",
         "Not protected: being on the list of people, and the (epsilon, delta) that a person allows. Both "
         "are public.",
-        "It holds for the model and everything in the run's folder, apart from files named SENSITIVE and "
-        "the checkpoint. "
+        "It holds for the model and everything in public/ of the run's folder. "
         "It adds up: another run on the same people spends more, unless its plan counts this one as history.",
         "It assumes that settings were not tuned by looking at the private data, and that the randomness "
         "stays secret.",

@@ -38,6 +38,7 @@ def read_run(folder: str | Path) -> Run:
     root = place.path
     if not root.is_dir():
         fail(f"Expected the folder of a run. Got {str(root)!r}, which is not a folder.")
+    place.check_layout()
     if not place.finished:
         state = "a run that has not ended: continue it with --resume" if place.begun else "no run"
         fail(f"Expected a finished run in {str(root)!r}. There is {state}.")

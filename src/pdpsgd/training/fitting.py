@@ -142,11 +142,10 @@ def fit(
 ) -> TrainingResult:
     """Plan, train privately, evaluate: one call.
 
-    Guarantee: the returned model, and everything else in the result and the run folder (apart from files
-    named SENSITIVE, and the checkpoint while the run lasts), gives every person of level l the (epsilon_l,
-    delta_l) that the plan proves for it, provided that `loss`, `augment` and the model treat examples one by
-    one (a probe refuses what it can see of the opposite) and that settings were not chosen by looking at the
-    private data.
+    Guarantee: the returned model, and everything else in the result and in `public/` of the run folder, gives every
+    person of level l the (epsilon_l, delta_l) that the plan proves for it, provided that `loss`, `augment` and the
+    model treat examples one by one (a probe refuses what it can see of the opposite) and that settings were not
+    chosen by looking at the private data.
 
     Args:
         model: The network to train, in place.
@@ -187,7 +186,7 @@ def fit(
         run_folder: Where the run leaves its plan, model, promises and figures, and checkpoints to resume from.
         checkpoint_every: Steps between checkpoints; by default one is written every minute.
         resume: Whether to continue the run in `run_folder`.
-        sensitive: Whether to log batch sizes and training losses, in a file that says not to publish it.
+        sensitive: Whether to log batch sizes and training losses, in `private/` of the run folder.
         progress: Whether to show a progress bar (default).
 
     Returns:

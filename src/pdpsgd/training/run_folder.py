@@ -1,18 +1,28 @@
-"""What a run leaves behind: a folder that can be published, apart from what its name says.
+"""What a run leaves behind, in three folders whose names say who may see them.
 
 | file | what it holds |
 |---|---|
-| `plan.json` | the plan |
-| `settings.json` | every option of the run, and versions |
-| `history.jsonl` | public figures over the steps (on test people) |
-| `promises.csv` | for each person: what was asked, what is proven, the level |
+| **`public/`** | **what may be published** |
+| `plan.json` | the plan, without the people |
+| `settings.json` | every option of the run |
+| `schema.toml` | the schema of the records, if somebody confirmed it |
+| `history.jsonl` | figures over the steps, on test people |
 | `model.safetensors` | the trained model; loads without pdpsgd |
-| `result.json` | the summary |
+| `result.json` | the summary, with the verdict |
+| `report.html` | the page |
+| `audit.json` | what an audit measured, as far as it is public |
+| **`people/`** | **what each person may be told, and nobody else** |
+| `promises.csv` | for each person: what was asked, what is proven, the level |
+| `plan.json` | only where budgets do not say who is on which level: the plan with its people |
+| **`private/`** | **the operator's own** |
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
-| `SENSITIVE-do-not-publish.jsonl` | only if asked for: batch sizes, training losses |
+| `checkpoint.journal` | digests of the sums since the checkpoint; as secret as the key |
+| `steps.jsonl` | only if asked for: batch sizes, training losses |
+| `schema-draft.toml` | a schema that was read from the records, until somebody confirms it |
+| `audit.json` | what an audit computed from people's records |
 
-Never written unless asked for: who was sampled, sizes of batches, training losses. A plan that is
-not for release goes, with the promises made from it, into files whose names begin with SENSITIVE-do-not-publish.
+Never written unless asked for: who was sampled, sizes of batches, training losses. What belongs to a plan that is not
+for release (its page, its promises, the plan itself) is in `private/`.
 """
 
 from __future__ import annotations
@@ -24,6 +34,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +47,9 @@ if TYPE_CHECKING:
     from pdpsgd.data.schema import Schema
     from pdpsgd.planning.plans import Plan
 
-SENSITIVE = "SENSITIVE-do-not-publish"
+PUBLIC, PEOPLE, PRIVATE = "public", "people", "private"
+OF_0_1 = ("result.json", "checkpoint.safetensors", "plan.json", "SENSITIVE-do-not-publish-plan.json")
+"""Files that version 0.1 left beside each other."""
 
 
 class RunFolder:
@@ -46,14 +59,19 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def of_file(cls, path: Path) -> RunFolder:
-        """Find the folder of the run that a file, such as its plan, belongs to."""
-        return cls(path.parent)
+    def named_by(cls, path: Path) -> RunFolder | None:
+        """Find the run that a path stands for, which is its folder or its plan; None for any other file."""
+        if path.is_dir():
+            return cls(path)
+        its_plan = path.name == "plan.json" and path.resolve().parent.name in (PUBLIC, PEOPLE, PRIVATE)
+        return cls(path.resolve().parents[1]) if its_plan else None
 
     def make(self) -> RunFolder:
-        """Make the folder, unless it is there."""
+        """Make the folders, unless they are there; only their owner may look into people/ and private/."""
+        self.check_layout()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            for name, mode in ((PUBLIC, 0o777), (PEOPLE, 0o700), (PRIVATE, 0o700)):
+                (self.path / name).mkdir(mode=mode, parents=True, exist_ok=True)
         except OSError as error:
             fail(
                 f"Expected a folder that can be written at run_folder={str(self.path)!r}. Got: "
@@ -61,22 +79,38 @@ class RunFolder:
             )
         return self
 
+    def check_layout(self) -> None:
+        """Refuse a folder of version 0.1, in which public and secret files lie side by side."""
+        if (self.path / PUBLIC).is_dir() or not any((self.path / name).exists() for name in OF_0_1):
+            return
+        fail(
+            f"Expected the folders {PUBLIC}/, {PEOPLE}/ and {PRIVATE}/ in {str(self.path)!r}. Got a run of version "
+            "0.1, whose files lie side by side. If it has ended, make the three folders in it and move promises.csv to "
+            f"{PEOPLE}/, checkpoint.* and SENSITIVE-* to {PRIVATE}/, and everything else to {PUBLIC}/. If it has not "
+            "ended, finish it with version 0.1, or begin a new run."
+        )
+
     # --- where a run stands -----------------------------------------------------------------------------
+
+    @property
+    def public(self) -> Path:
+        """The folder of what may be published."""
+        return self.path / PUBLIC
 
     @property
     def checkpoint(self) -> Path:
         """Where the run can be resumed from."""
-        return self.path / "checkpoint.safetensors"
+        return self.path / PRIVATE / "checkpoint.safetensors"
 
     @property
     def journal(self) -> Path:
         """Digests of the sums that noise was added to since the checkpoint; as secret as the key."""
-        return self.path / "checkpoint.journal"
+        return self.path / PRIVATE / "checkpoint.journal"
 
     @property
     def finished(self) -> bool:
         """Whether a run ended here."""
-        return (self.path / "result.json").exists()
+        return (self.public / "result.json").exists()
 
     @property
     def begun(self) -> bool:
@@ -94,6 +128,7 @@ class RunFolder:
         Raises:
             PdpsgdError: If another run is in the folder.
         """
+        self.check_layout()
         if self.finished:
             fail(f"Expected a folder without a finished run. Got {folder}.")
         if self.begun and not resume:
@@ -102,22 +137,25 @@ class RunFolder:
     # --- written by the run -----------------------------------------------------------------------------
 
     def write_plan(self, plan: Plan) -> None:
-        """Write the plan; under a telling name if it tells who was sampled."""
-        write_atomically(self._named("plan.json", plan), plan.to_json() + "\n")
+        """Write the plan: what is public of it, and where its people have to be written down, those apart."""
+        shown = without_people(plan)
+        write_atomically(self._place("plan.json", plan), (shown if public(plan) else plan).to_json() + "\n")
+        if public(plan) and plan.to_json() != shown.to_json():
+            write_atomically(self.path / PEOPLE / "plan.json", plan.to_json() + "\n")
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write every option of the run, and what it knows of data and model."""
         self._write_json("settings.json", settings)
 
     def write_schema(self, schema: Schema) -> None:
-        """Write the schema of the records; a draft, read from private data, under a telling name."""
-        name = "schema.toml" if schema.confirmed else f"{SENSITIVE}-schema-draft.toml"
-        write_atomically(self.path / name, schema.to_toml())
+        """Write the schema of the records; a draft, which was read from them, is not public."""
+        place = (PUBLIC, "schema.toml") if schema.confirmed else (PRIVATE, "schema-draft.toml")
+        write_atomically(self.path.joinpath(*place), schema.to_toml())
 
     def write_history(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Write public figures over the steps, one line each."""
         lines = (json.dumps(to_jsonable(record)) + "\n" for record in history)
-        write_atomically(self.path / "history.jsonl", "".join(lines))
+        write_atomically(self.public / "history.jsonl", "".join(lines))
 
     def write_promises(self, plan: Plan, budgets: Budgets) -> None:
         """Write for each person on the list what they asked for, and what is proven for them."""
@@ -139,7 +177,7 @@ class RunFolder:
                 budgets.ids.tolist(), budgets.epsilon.tolist(), budgets.delta.tolist(), levels, strict=True
             )
         )
-        write_atomically(self._named("promises.csv", plan), text.getvalue())
+        write_atomically(self._place("promises.csv", plan, folder=PEOPLE), text.getvalue())
 
     def write_model(self, model: nn.Module, *, name: str = "model.safetensors") -> None:
         """Write the model's state, under the names that the bare model has."""
@@ -148,7 +186,7 @@ class RunFolder:
         state: dict[str, Tensor] = {
             key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()
         }
-        write_atomically(self.path / name, safetensors.torch.save(state))
+        write_atomically(self.public / name, safetensors.torch.save(state))
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write the summary; its presence means that the run has ended."""
@@ -156,7 +194,7 @@ class RunFolder:
 
     def add_sensitive(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append what must not be published, readable by its owner only."""
-        path = self.path / f"{SENSITIVE}.jsonl"
+        path = self.path / PRIVATE / "steps.jsonl"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.writelines(json.dumps(to_jsonable(record)) + "\n" for record in records)
 
@@ -164,35 +202,45 @@ class RunFolder:
 
     def write_audit(self, public: Mapping[str, Any], sensitive: Mapping[str, Any] | None) -> None:
         """Write what an audit found; what was computed from people's records goes into a file of its own."""
+        self.make()
         self._write_json("audit.json", public)
         if sensitive is not None:
-            self._write_json(f"{SENSITIVE}-audit.json", sensitive)
+            self._write_json("audit.json", sensitive, folder=PRIVATE)
 
     def page(self, plan: Plan) -> Path:
-        """Say where the report page goes; under a telling name if the plan tells who was sampled."""
-        return self._named("report.html", plan)
+        """Say where the report page goes; that of a plan that is not for release is not public."""
+        return self._place("report.html", plan)
 
     # --- read -------------------------------------------------------------------------------------------
 
-    def read_plan(self, *, verify: bool = True) -> Plan:
+    def read_plan(self, *, verify: bool = True, with_people: bool = False) -> Plan:
         """Read the plan.
+
+        Args:
+            verify: Whether to check what the plan claims.
+            with_people: Whether to read who is on which level, too, where that was written down.
+
+        Returns:
+            The plan.
 
         Raises:
             PdpsgdError: If there is none, or one that is damaged or, with `verify`, claims too little.
         """
         from pdpsgd.planning.plans import Plan
 
-        path = self._found("plan.json")
+        self.check_layout()
+        folders = (PEOPLE, PUBLIC, PRIVATE) if with_people else (PUBLIC, PRIVATE)
+        path = self._found("plan.json", *folders)
         if path is None:
             fail(f"Expected a run folder with a plan.json in it. Got {str(self.path)!r}, which has none.")
         try:
             return Plan.from_json(path.read_text(encoding="utf-8"), verify=verify)
         except PdpsgdError as error:
-            fail(f"{path}: {error}")
+            raise type(error)(f"{path}: {error}") from error
 
     def read_settings(self) -> dict[str, Any]:
         """Read the options of the run that was begun here; none where they were not written."""
-        return self._read_json("settings.json") if (self.path / "settings.json").exists() else {}
+        return self._read_json("settings.json") if (self.public / "settings.json").exists() else {}
 
     def read_result(self) -> dict[str, Any]:
         """Read the summary of a finished run."""
@@ -200,35 +248,45 @@ class RunFolder:
 
     def read_audit(self) -> dict[str, Any] | None:
         """Read what an audit found, where there was one."""
-        return self._read_json("audit.json") if (self.path / "audit.json").exists() else None
+        return self._read_json("audit.json") if (self.public / "audit.json").exists() else None
 
     def read_history(self) -> list[dict[str, Any]]:
         """Read the public figures over the steps."""
-        path = self.path / "history.jsonl"
+        path = self.public / "history.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
     def promises(self) -> Path | None:
         """Each person's promise, where it was written."""
-        return self._found("promises.csv")
+        return self._found("promises.csv", PEOPLE, PRIVATE)
 
-    def _found(self, name: str) -> Path | None:
-        paths = (self.path / name, self.path / f"{SENSITIVE}-{name}")
+    def _found(self, name: str, *folders: str) -> Path | None:
+        paths = [self.path / folder / name for folder in folders]
         return next((path for path in paths if path.exists()), None)
 
-    def _named(self, name: str, plan: Plan) -> Path:
-        return self.path / (f"{SENSITIVE}-{name}" if plan.not_for_release else name)
+    def _place(self, name: str, plan: Plan, *, folder: str = PUBLIC) -> Path:
+        return self.path / (folder if public(plan) else PRIVATE) / name
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, json.dumps(to_jsonable(value), indent=1) + "\n")
+    def _write_json(self, name: str, value: Mapping[str, Any], *, folder: str = PUBLIC) -> None:
+        write_atomically(self.path / folder / name, json.dumps(to_jsonable(value), indent=1) + "\n")
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
+        path = self.public / name
         try:
             read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError) as error:
             fail(f"Expected JSON in {str(path)!r}. {error}.")
         return read
+
+
+def public(plan: Plan) -> bool:
+    """Whether files that follow from the plan may be published."""
+    return plan.not_for_release is None
+
+
+def without_people(plan: Plan) -> Plan:
+    """Make a plan that says how many people are on each level, but not who."""
+    return replace(plan, roster=None, stated_people=plan.people_digest)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -24,7 +24,7 @@ from pdpsgd.errors import fail
 from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
 from pdpsgd.training.progress import ProgressBar
-from pdpsgd.training.run_folder import RunFolder, to_jsonable
+from pdpsgd.training.run_folder import RunFolder, to_jsonable, without_people
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,7 +124,9 @@ class Trainer:
             if self.engine.ranks.first:
                 folder.journal.unlink(missing_ok=True)
                 folder.write_plan(self.plan)
-                folder.write_settings({**self.settings, "plan": self.plan.digest, **self.description})
+                folder.write_settings(
+                    {**self.settings, "plan": without_people(self.plan).digest, **self.description}
+                )
                 if self.schema is not None:
                     folder.write_schema(self.schema)
             self.engine.keep_journal(folder.journal)

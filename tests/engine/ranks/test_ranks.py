@@ -163,8 +163,8 @@ def test_under_torchrun_the_same_script_trains_data_parallel(tmp_path):
     assert done.returncode == 0, done.stderr
     found = [json.loads((tmp_path / f"fit.{rank}.json").read_text()) for rank in range(2)]
     assert found[0] == found[1]
-    assert (tmp_path / "run" / "model.safetensors").exists()
-    assert (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / "public" / "model.safetensors").exists()
+    assert (tmp_path / "run" / "public" / "result.json").exists()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none was found here")

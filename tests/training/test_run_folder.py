@@ -1,0 +1,81 @@
+"""A run folder keeps apart what is public, what belongs to each person, and what is the operator's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pdpsgd
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.training.finished_run import read_run
+from pdpsgd.training.run_folder import RunFolder
+
+
+def everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_nobody_is_named_in_public_though_the_plan_has_to_say_who_is_on_which_level(problem, tmp_path):
+    """A plan with a history holds a list of ids: people of like budgets may have spent differently."""
+    names = [f"person-{index}" for index in range(100)]
+    first = pdpsgd.plan(pdpsgd.Budgets([1.0] * 60, ids=names[:60]), steps=3, batch_size=5)
+    budgets = pdpsgd.Budgets([2.0] * 100, ids=names)
+    plan = pdpsgd.plan(budgets, steps=3, batch_size=10, history=[first], history_fixed=True)
+    assert "person-7" in plan.to_json()
+    problem.fit(plan=plan, budgets=budgets, record_ids=names, run_folder=tmp_path)
+    assert b"person-" not in everything_in(tmp_path / "public")
+    assert b"person-7" in (tmp_path / "people" / "promises.csv").read_bytes()
+    again = RunFolder(tmp_path).read_plan(with_people=True)
+    assert again.level_of_person(budgets).tolist() == plan.level_of_person(budgets).tolist()
+    settings = json.loads((tmp_path / "public" / "settings.json").read_text())
+    assert settings["plan"] == RunFolder(tmp_path).read_plan().digest
+
+
+def test_an_ordinary_plan_is_written_once(problem, tmp_path):
+    problem.fit(run_folder=tmp_path)
+    assert [path.name for path in (tmp_path / "people").iterdir()] == ["promises.csv"]
+
+
+def test_the_key_is_in_private_alone(problem, tmp_path, monkeypatch):
+    from pdpsgd.engine import checkpoints
+    from pdpsgd.training import fitting
+
+    monkeypatch.setattr(fitting, "erase_key", lambda path: None)
+    problem.fit(run_folder=tmp_path, seed=None)
+    key = checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").key
+    assert key is not None
+    assert key.hex().encode() not in everything_in(tmp_path / "public") + everything_in(tmp_path / "people")
+
+
+@pytest.mark.parametrize("name", ["result.json", "checkpoint.safetensors"])
+def test_a_folder_of_version_0_1_is_refused_with_what_to_do(problem, tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    for use in (lambda: problem.fit(run_folder=tmp_path, resume=True), lambda: read_run(tmp_path)):
+        with pytest.raises(PdpsgdError, match=r"of version 0\.1.* move promises\.csv to people/"):
+            use()
+    assert not (tmp_path / "public").exists()
+
+
+def test_what_the_message_says_makes_an_old_folder_readable(problem, tmp_path):
+    problem.fit(run_folder=tmp_path / "run")
+    old = tmp_path / "old"
+    old.mkdir()
+    for path in (tmp_path / "run").rglob("*.*"):
+        path.rename(old / path.name)
+    with pytest.raises(PdpsgdError, match="public/"):
+        read_run(old)
+    for name in ("public", "people", "private"):
+        (old / name).mkdir()
+    (old / "promises.csv").rename(old / "people" / "promises.csv")
+    (old / "checkpoint.safetensors").rename(old / "private" / "checkpoint.safetensors")
+    for path in [path for path in old.iterdir() if path.is_file()]:
+        path.rename(old / "public" / path.name)
+    assert read_run(old).plan.people == 100
+
+
+def test_a_folder_with_other_files_in_it_is_taken_without_a_word(problem, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    problem.fit(run_folder=tmp_path)
+    assert read_run(tmp_path).plan.people == 100
