@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import shutil
 import stat
 import subprocess
 import sys
@@ -168,8 +169,7 @@ def test_resuming_twice_from_the_same_checkpoint_repeats_the_same_run(
     problem, crashed, tmp_path_factory, flat
 ):
     copy = tmp_path_factory.mktemp("copy")
-    for path in crashed.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(crashed, copy, dirs_exist_ok=True)
     one = problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **OPTIONS)
     other = problem.fit(run_folder=copy, resume=True, test_data=problem.test, **OPTIONS)
     assert torch.equal(flat(one), flat(other))
@@ -193,9 +193,8 @@ def test_a_checkpoint_is_its_owners_only_and_loses_its_key_at_the_end(problem, c
     problem.fit(run_folder=crashed, resume=True, test_data=problem.test, **OPTIONS)
     assert checkpoints.load(path).key is None
     assert not (crashed / "private" / "checkpoint.journal").exists()
-    assert not any(
-        key in file.read_bytes() or key.hex().encode() in file.read_bytes() for file in crashed.iterdir()
-    )
+    files = [path.read_bytes() for path in crashed.rglob("*") if path.is_file()]
+    assert not any(key in content or key.hex().encode() in content for content in files)
 
 
 def test_a_finished_run_is_not_gone_on_with(problem, tmp_path):
