@@ -7,8 +7,8 @@ import importlib.util
 import json
 import os
 import random
-import signal
 import shutil
+import signal
 import stat
 import subprocess
 import sys
