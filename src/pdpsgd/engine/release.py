@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pdpsgd.errors import fail
-from pdpsgd.sampling.noise import unit_of
+from pdpsgd.sampling.grid import unit_of
 
 if TYPE_CHECKING:
     from pdpsgd.sampling.source import RandomSource
