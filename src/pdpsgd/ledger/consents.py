@@ -1,0 +1,213 @@
+"""People and what they allow: enrolment, changes, and who is who."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, func, select, update
+
+from pdpsgd._typing import FloatArray, IdArray, IntArray
+from pdpsgd.accounting.certificates import allowance
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import fail
+from pdpsgd.ledger import schema
+from pdpsgd.ledger.amounts import Amounts, allowed
+from pdpsgd.ledger.database import columns, insert
+from pdpsgd.ledger.log import append, digest, next_entry
+
+FEW = 500
+"""So many people are looked up one by one; for more, everybody is read once."""
+
+
+@dataclass(frozen=True, eq=False)
+class CurrentConsents:
+    """What everybody allows now, in the order of their numbers."""
+
+    epsilon: FloatArray
+    delta: FloatArray
+    allowed: Amounts
+
+    def __len__(self) -> int:
+        return int(self.epsilon.size)
+
+
+def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside: float) -> int:
+    """Add people who are not in the ledger yet, with what they allow; return how many there are now.
+
+    kappa and set_aside are fixed here, before anybody's first charge; nothing changes them later.
+    """
+    ids = _texts(connection, budgets, first=True)
+    start, entry = people_count(connection), next_entry(connection)
+    if start:
+        known = np.isin(ids, all_ids(connection))
+        if known.any():
+            fail(
+                f"Expected people who are not in the ledger yet. {str(ids[known][0])!r} is, and "
+                f"{int(known.sum()) - 1:,} more of these. What they allow is changed with `pdpsgd ledger consent`."
+            )
+    numbers = np.arange(start, start + ids.size)
+    kappas, asides = (np.full(ids.size, float(x)) for x in (kappa, set_aside))
+    for part in _parts(ids.size):
+        entries = [entry] * (part.stop - part.start)
+        rows = (
+            numbers[part].tolist(),
+            ids[part].tolist(),
+            kappas[part].tolist(),
+            asides[part].tolist(),
+            entries,
+        )
+        insert(connection, schema.people, list(zip(*rows, strict=True)))
+    written = _write_consents(connection, entry, numbers, budgets, kappas, asides)
+    payload = {
+        "people": int(ids.size),
+        "first": start,
+        "digest": digest(numbers, ids, kappas, asides),
+        "consents": written,
+    }
+    append(connection, "enroll", payload)
+    return start + int(ids.size)
+
+
+def change(connection: Connection, budgets: Budgets) -> int:
+    """Replace what these people allow, for every run that starts from now on; return how many changed."""
+    ids = _texts(connection, budgets, first=False)
+    numbers = numbers_of(connection, ids)
+    kappas, asides = _fixed_terms(connection, numbers)
+    entry = next_entry(connection)
+    written = _write_consents(connection, entry, numbers, budgets, kappas, asides)
+    append(connection, "consent", {"people": int(ids.size), "consents": written})
+    return int(ids.size)
+
+
+def current(connection: Connection) -> CurrentConsents:
+    """Read everybody's latest consent."""
+    c = schema.consents.c
+    query = select(c.person, c.epsilon, c.delta, c.allowed_b, c.allowed_d, c.allowed_e).order_by(
+        c.person, c.entry
+    )
+    whole = np.int64
+    person, epsilon, delta, b, d, e = columns(connection, query, [whole, float, float, whole, whole, whole])
+    last = (
+        np.flatnonzero(np.append(person[1:] != person[:-1], True))
+        if person.size
+        else np.zeros(0, dtype=whole)
+    )
+    return CurrentConsents(epsilon[last], delta[last], Amounts(b[last], d[last], e[last]))
+
+
+def people_count(connection: Connection) -> int:
+    """Count the people; their numbers are 0 to one less."""
+    return int(connection.execute(select(func.count()).select_from(schema.people)).scalar_one())
+
+
+def all_ids(connection: Connection) -> IdArray:
+    """Read everybody's id, in the order of their numbers."""
+    query = select(schema.people.c.id).order_by(schema.people.c.number)
+    return columns(connection, query, [str])[0]
+
+
+def named_ids(connection: Connection, ids: IdArray) -> IdArray:
+    """Give ids as they were enrolled: whole numbers where they were whole numbers."""
+    return ids.astype(np.int64) if id_kind(connection) == "numbers" else ids
+
+
+def id_kind(connection: Connection) -> str:
+    """Read whether ids are text or numbers; empty before anybody is enrolled."""
+    return str(connection.execute(select(schema.ledger.c.ids)).scalar_one())
+
+
+def numbers_of(connection: Connection, ids: IdArray) -> IntArray:
+    """Look people up by id; refuse whoever is not in the ledger."""
+    if ids.size <= FEW:
+        query = select(schema.people.c.id, schema.people.c.number).where(schema.people.c.id.in_(ids.tolist()))
+        known = {row.id: row.number for row in connection.execute(query)}
+        numbers = np.array([known.get(name, -1) for name in ids.tolist()], dtype=np.int64)
+    else:
+        everybody = all_ids(connection)
+        if np.array_equal(everybody, ids):
+            return np.arange(ids.size)
+        order = np.argsort(everybody, kind="stable")
+        place = np.minimum(np.searchsorted(everybody[order], ids), max(order.size - 1, 0))
+        numbers = (
+            np.where(everybody[order][place] == ids, order[place], -1)
+            if order.size
+            else np.full(ids.size, -1)
+        )
+    if (numbers < 0).any():
+        stranger = ids[numbers < 0][0]
+        fail(
+            f"Expected people of the ledger. {str(stranger)!r} is not one of them"
+            f"{f' (nor are {int((numbers < 0).sum()) - 1:,} more)' if (numbers < 0).sum() > 1 else ''}: "
+            "enroll them first."
+        )
+    return numbers
+
+
+def texts_of(connection: Connection, ids: IdArray) -> IdArray:
+    """Write ids as the ledger keeps them; refuse numbers among text, and the other way round."""
+    kind = "numbers" if np.asarray(ids).dtype.kind in "iu" else "text"
+    known = id_kind(connection)
+    if known and kind != known:
+        fail(
+            f"Expected ids that are {known}, as those in the ledger. Got {kind}, such as {ids.tolist()[0]!r}."
+        )
+    return np.array([str(name) for name in ids.tolist()], dtype=str)
+
+
+def consents_digest(connection: Connection, entry: int) -> str:
+    """Compute the digest of the consents that an entry wrote, from the rows as they are now."""
+    c = schema.consents.c
+    query = (
+        select(c.person, c.epsilon, c.delta, c.allowed_b, c.allowed_d, c.allowed_e)
+        .where(c.entry == entry)
+        .order_by(c.person)
+    )
+    whole = np.int64
+    return digest(*columns(connection, query, [whole, float, float, whole, whole, whole]))
+
+
+def _texts(connection: Connection, budgets: Budgets, *, first: bool) -> IdArray:
+    if not budgets.named:
+        fail("Expected people with ids: over time, a place on a list says nothing about who somebody is.")
+    texts = texts_of(connection, budgets.ids)
+    if first and not id_kind(connection):
+        kind = "numbers" if budgets.ids.dtype.kind in "iu" else "text"
+        connection.execute(update(schema.ledger).values(ids=kind))
+    return texts
+
+
+def _fixed_terms(connection: Connection, numbers: IntArray) -> tuple[FloatArray, FloatArray]:
+    c = schema.people.c
+    query = select(c.number, c.kappa, c.set_aside)
+    if numbers.size <= FEW:
+        query = query.where(c.number.in_(numbers.tolist()))
+    found, kappa, aside = columns(connection, query.order_by(c.number), [np.int64, float, float])
+    place = np.searchsorted(found, numbers)
+    return kappa[place], aside[place]
+
+
+def _write_consents(
+    connection: Connection,
+    entry: int,
+    numbers: IntArray,
+    budgets: Budgets,
+    kappas: FloatArray,
+    asides: FloatArray,
+) -> str:
+    order = np.argsort(numbers, kind="stable")
+    epsilon, delta = budgets.epsilon[order], np.ascontiguousarray(budgets.delta[order])
+    found = allowance(epsilon, delta, kappa=kappas[order], set_aside=asides[order])
+    amounts, people = allowed(found, epsilon), numbers[order]
+    for part in _parts(people.size):
+        entries = [entry] * (part.stop - part.start)
+        shown: list[Any] = [
+            column[part].tolist() for column in (epsilon, delta, amounts.b, amounts.d, amounts.e)
+        ]
+        insert(connection, schema.consents, list(zip(people[part].tolist(), entries, *shown, strict=True)))
+    return digest(people, epsilon, delta, amounts.b, amounts.d, amounts.e)
+
+
+def _parts(size: int) -> list[slice]:
+    return [slice(start, min(start + schema.CHUNK, size)) for start in range(0, size, schema.CHUNK)]

@@ -1,0 +1,371 @@
+"""`Ledger`: what everybody allows and what every run has spent."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, select
+
+from pdpsgd.accounting.certificates import KAPPA
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import check_probability, fail
+from pdpsgd.ledger import charges, consents, reservations, schema, views
+from pdpsgd.ledger.checking import check
+from pdpsgd.ledger.database import TIMEOUT, Database, insert
+from pdpsgd.ledger.log import GENESIS, append
+from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, run_budgets
+from pdpsgd.ledger.spending import spent
+from pdpsgd.ledger.values import CHARGED, Check, Person, Run, Tier
+from pdpsgd.planning.planner import plan as make_plan
+from pdpsgd.planning.plans import Plan
+
+
+class Ledger:
+    """Consents, reservations and spending of the same people over many runs.
+
+    Guarantee: if every run on these people's records is reserved here before it touches them, and executes the plan
+    that was reserved, each person's current promise (epsilon, delta) holds for the outputs of all runs together, under
+    adding or removing all of that person's records in all runs; also if each run was chosen after looking at what
+    earlier runs released. Exceptions are told by `person`: whoever lowers a promise below what was spent before.
+    (docs/theory.md, "Runs that are chosen after results".)
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> ledger = Ledger.create(f"{folder.name}/people.ledger")
+    >>> ledger.enroll(Budgets([0.5, 1.0, 2.0] * 100, ids=[f"p{i}" for i in range(300)]))
+    300
+    >>> run = ledger.reserve(ledger.plan(spend="1 of 4", steps=20, batch_size=30), name="January")
+    >>> run.state, ledger.person("p1").epsilon, round(ledger.person("p1").spent_epsilon, 1)
+    ('reserved', 1.0, 0.5)
+    >>> attempt = ledger.start(run.number)
+    >>> ledger.finish(run.number, attempt)
+    >>> ledger.check().passed
+    True
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, place: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> None:
+        """Open a ledger: the path of a file, or a URL postgresql://..."""
+        self._database = Database(place, timeout=timeout)
+        self._database.check_version()
+
+    @classmethod
+    def create(cls, place: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Ledger:
+        """Create an empty ledger in a new file, or in a database that has none."""
+        database = Database(place, timeout=timeout)
+
+        def fill(connection: Connection) -> None:
+            insert(connection, schema.ledger, [(uuid.uuid4().hex, schema.SCHEMA_VERSION, "", 0, GENESIS)])
+            append(connection, "create", {"schema_version": schema.SCHEMA_VERSION})
+
+        database.create(fill)
+        return cls(place, timeout=timeout)
+
+    @property
+    def place(self) -> str:
+        """Where the ledger is, without a password."""
+        return self._database.name
+
+    def __len__(self) -> int:
+        with self._database.reading() as connection:
+            return consents.people_count(connection)
+
+    @property
+    def head(self) -> str:
+        """The hash of the last entry, to be noted elsewhere: an older copy of the ledger lacks it."""
+        with self._database.reading() as connection:
+            return str(connection.execute(select(schema.ledger.c.head)).scalar_one())
+
+    def enroll(self, budgets: Budgets, *, kappa: float = KAPPA, set_aside: float = 0.0) -> int:
+        """Add people with what they allow over all runs; return how many there are now.
+
+        Args:
+            budgets: people with ids, none of whom is in the ledger.
+            kappa: the share of delta for the d of certificates; fixed for these people from now on.
+            set_aside: the part of epsilon for runs of other systems that are only known to be (e, d)-DP; fixed.
+
+        Returns:
+            The number of people in the ledger.
+        """
+        check_probability(kappa=kappa)
+        with self._database.writing() as connection:
+            return consents.enroll(connection, budgets, kappa=kappa, set_aside=set_aside)
+
+    def consent(self, changes: Budgets) -> int:
+        """Change what people allow, for every run that starts from now on; epsilon 0 withdraws.
+
+        Guarantee: each promise holds by itself. Raised: what came before keeps the old promise, everything keeps the
+        new one. Lowered: what is spent stays spent; if it fits, the new promise holds for everything, else the person
+        is out from now on.
+        """
+        with self._database.writing() as connection:
+            return consents.change(connection, changes)
+
+    def offer(self, spend: str | float = DEFAULT_SPEND, *, people: npt.ArrayLike | None = None) -> Offer:
+        """Compute budgets for the next run from what everybody has left.
+
+        Args:
+            spend: "0.25", a share of what is left; "1 of 12", a part of the whole; or "all".
+            people: the ids on the run's list; everybody by default. Never from the records at hand.
+
+        Returns:
+            Budgets for one run, to be planned with the accountant `certificate`.
+        """
+        share = Share.parse(spend)
+        with self._database.reading() as connection:
+            now = consents.current(connection)
+            if not len(now):
+                fail("Expected people in the ledger. There is nobody: enroll them first.")
+            used = spent(connection, len(now), CHARGED)
+            ids = consents.all_ids(connection)
+            made = run_budgets(
+                consents.named_ids(connection, ids), share, now.allowed, used, now.delta, now.epsilon
+            )
+            if people is None:
+                return made
+            listed = consents.numbers_of(connection, consents.texts_of(connection, np.asarray(people)))
+        b = made.budgets
+        return Offer(
+            Budgets(b.epsilon[listed], b.delta[listed], ids=b.ids[listed], allow_infinite=True), share
+        )
+
+    def plan(
+        self, spend: str | float = DEFAULT_SPEND, *, people: npt.ArrayLike | None = None, **settings: Any
+    ) -> Plan:
+        """Compute a plan for the next run, within a share of what everybody has left; nothing is charged yet.
+
+        Args:
+            spend: as for `offer`.
+            people: as for `offer`.
+            settings: as for `pdpsgd.plan`, without the accountant.
+        """
+        return make_plan(self.offer(spend, people=people).budgets, accountant="certificate", **settings)
+
+    def reserve(self, plan: Plan, *, name: str = "", token: str | None = None) -> Run:
+        """Charge everybody on the plan's list for the whole run, or nobody if somebody does not allow it.
+
+        Args:
+            plan: with its people. What it costs is computed here from its rounds.
+            name: for people to read.
+            token: names the request, so that it can be repeated after a lost connection; the same is one reservation.
+
+        Returns:
+            The run, in the state `reserved`.
+
+        Guarantee: mu and d are fixed before the run's first output, and never change; the check and the charge are one
+        transaction, so that processes that reserve at once never overspend anybody.
+        """
+        _check_plan(plan)
+        return self._reserve(plan, charges.charges_of_plan(plan), name, token or uuid.uuid4().hex, "reserved")
+
+    def enter_history(self, plan: Plan, *, name: str = "") -> Run:
+        """Enter a plan that was run before the ledger began, as finished; enter them in the order of time.
+
+        d is not chosen: it is the default share of what entered runs have left of it. The same plan is one run.
+        """
+        _check_plan(plan)
+        earlier = sum(run.token.startswith("history:") for run in self.runs())
+        share = charges.DEFAULT_SHARE * (1 - charges.DEFAULT_SHARE) ** earlier
+        token = f"history:{plan.digest}"
+        return self._reserve(plan, charges.charges_of_plan(plan, share_of_d=share), name, token, "finished")
+
+    def _reserve(self, plan: Plan, cost: list[charges.Charge], name: str, token: str, state: str) -> Run:
+        roster = plan.roster
+        assert roster is not None
+        with (
+            self._database.reading() as connection
+        ):  # people are only ever added: this may be read before the lock
+            numbers = consents.numbers_of(connection, consents.texts_of(connection, roster.ids))
+        with self._database.writing() as connection:
+            number = reservations.reserve(
+                connection,
+                token=token,
+                name=name,
+                numbers=numbers,
+                levels=roster.level,
+                charges=cost,
+                plan=plan.to_json(indent=None),
+                people_digest=plan.people_digest or "",
+                state=state,
+                must_fit=state == "reserved",
+            )
+            return reservations.read_runs(connection, number)[0]
+
+    def reserve_declared(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        people: npt.ArrayLike | None = None,
+        name: str = "",
+        token: str | None = None,
+    ) -> Run:
+        """Charge people for a run of another system of which only (epsilon, delta)-DP is known.
+
+        Whoever has enough epsilon set aside pays from that, everybody else from b.
+
+        Args:
+            epsilon: what the other system states.
+            delta: what the other system states.
+            people: the ids of the people it touches; everybody by default.
+            name: for people to read.
+            token: as for `reserve`.
+
+        Returns:
+            The run, in the state `reserved`.
+        """
+        pair = [charges.declared(epsilon, delta, from_set_aside=aside) for aside in (True, False)]
+
+        def levels(connection: Connection, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            now = consents.current(connection)
+            left = now.allowed.left_after(spent(connection, len(now), CHARGED)).e[numbers]
+            return np.where(left >= pair[0].e, 0, 1)
+
+        return self._reserve_stated(pair, levels, people, name, token)
+
+    def reserve_renyi(
+        self,
+        orders: Sequence[float],
+        rho: Sequence[float],
+        *,
+        d: float,
+        people: npt.ArrayLike | None = None,
+        name: str = "",
+        token: str | None = None,
+    ) -> Run:
+        """Charge people for a run of which only Renyi divergences are known, for both directions.
+
+        Args:
+            orders: the orders alpha > 1.
+            rho: the divergence at each of them.
+            d: what the certificate need not cover.
+            people: the ids of the people it touches; everybody by default.
+            name: for people to read.
+            token: as for `reserve`.
+
+        Returns:
+            The run, in the state `reserved`.
+        """
+        cost = [charges.renyi(orders, rho, d=d)]
+        return self._reserve_stated(
+            cost, lambda _, numbers: np.zeros(numbers.size, dtype=np.int64), people, name, token
+        )
+
+    def _reserve_stated(
+        self,
+        cost: list[charges.Charge],
+        levels: Any,
+        people: npt.ArrayLike | None,
+        name: str,
+        token: str | None,
+    ) -> Run:
+        with self._database.writing() as connection:
+            if people is None:
+                numbers = np.arange(consents.people_count(connection))
+            else:
+                numbers = consents.numbers_of(connection, consents.texts_of(connection, np.asarray(people)))
+            number = reservations.reserve(
+                connection,
+                token=token or uuid.uuid4().hex,
+                name=name,
+                numbers=numbers,
+                levels=levels(connection, numbers),
+                charges=cost,
+                plan="",
+                people_digest="",
+            )
+            return reservations.read_runs(connection, number)[0]
+
+    def start(self, run: int) -> int:
+        """Begin a reserved run, before any data is read; return the attempt.
+
+        Checked again against what everybody allows now: a consent that was changed since holds.
+        """
+        with self._database.writing() as connection:
+            return reservations.start(connection, run)
+
+    def resume(self, run: int) -> int:
+        """Take over a run whose process has ended, under its own reservation; return the new attempt."""
+        with self._database.writing() as connection:
+            return reservations.resume(connection, run)
+
+    def finish(self, run: int, attempt: int) -> None:
+        """End a run; it stays charged in full, however many of its steps were taken."""
+        with self._database.writing() as connection:
+            reservations.finish(connection, run, attempt, state="finished")
+
+    def kill(self, run: int, attempt: int) -> None:
+        """Give a run up; it stays charged in full, and may be resumed."""
+        with self._database.writing() as connection:
+            reservations.finish(connection, run, attempt, state="killed")
+
+    def cancel(self, run: int) -> None:
+        """Give back what a run has reserved; only before it has started."""
+        with self._database.writing() as connection:
+            reservations.cancel(connection, run)
+
+    def check_attempt(self, run: int, attempt: int) -> None:
+        """Refuse to go on if another process has taken the run over."""
+        with self._database.reading() as connection:
+            state, now = reservations.attempt_of(connection, run)
+        if (state, now) != ("running", attempt):
+            fail(
+                f"Run {run} is {state}, attempt {now}; this process is attempt {attempt}. Another process has taken it "
+                "over: stop here, it goes on there."
+            )
+
+    def runs(self) -> list[Run]:
+        """List all runs."""
+        with self._database.reading() as connection:
+            return reservations.read_runs(connection)
+
+    def run(self, number: int) -> Run:
+        """Return one run."""
+        with self._database.reading() as connection:
+            return reservations.read_runs(connection, number)[0]
+
+    def plan_of(self, run: int) -> Plan:
+        """Return the plan that was reserved, without its people."""
+        with self._database.reading() as connection:
+            query = select(schema.runs.c.plan).where(schema.runs.c.number == run)
+            text = connection.execute(query).scalar()
+        if not text:
+            fail(f"Expected a run of the ledger that has a plan. Run {run} has none.")
+        return Plan.from_json(text)
+
+    def person(self, name: object) -> Person:
+        """Tell what one person allows, was charged, and has left."""
+        with self._database.reading() as connection:
+            return views.read_person(connection, str(name))
+
+    def tiers(self) -> list[Tier]:
+        """Sum up what people allow, have spent and have left, by what they allow."""
+        with self._database.reading() as connection:
+            return views.read_tiers(connection)
+
+    def check(self, *, head: str | None = None, certificates: bool = True) -> Check:
+        """Compute chain, digests, states, sums, allowances and certificates again.
+
+        Args:
+            head: a head that was noted before; a ledger without it is an older copy, or another one.
+            certificates: also recompute every charge by the independent computation (seconds to minutes).
+
+        Returns:
+            What was found.
+        """
+        with self._database.reading() as connection:
+            return check(connection, head=head, certificates=certificates)
+
+
+def _check_plan(plan: Plan) -> None:
+    if plan.roster is None:
+        fail("Expected a plan that knows its people. Attach them with plan.with_people(budgets).")
+    if plan.not_for_release is not None:
+        fail(f"Expected a plan that keeps a promise. Got one not for release: {plan.not_for_release}")
+    if not plan.roster.named:
+        fail("Expected people with ids: over time, a place on a list says nothing about who somebody is.")

@@ -1,0 +1,73 @@
+"""The chained log: each entry's hash covers the one before and a digest of all rows that it wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, select, update
+
+from pdpsgd._typing import IdArray
+from pdpsgd.ledger import schema
+from pdpsgd.ledger.database import LedgerUnavailable
+
+GENESIS = "0" * 64
+
+
+def next_entry(connection: Connection) -> int:
+    """Read the number that the next entry of the log will have."""
+    return int(connection.execute(select(schema.ledger.c.entries)).scalar_one()) + 1
+
+
+def append(connection: Connection, what: str, payload: dict[str, Any]) -> str:
+    """Add an entry, move the head, and return it; within a transaction that holds the lock."""
+    row = connection.execute(select(schema.ledger.c.entries, schema.ledger.c.head)).one()
+    entry, time, text = row.entries + 1, now(), canonical(payload)
+    head = entry_hash(entry, time, what, text, row.head)
+    connection.execute(
+        schema.log.insert().values(
+            entry=entry, time=time, what=what, payload=text, previous=row.head, hash=head
+        )
+    )
+    moved = connection.execute(
+        update(schema.ledger).where(schema.ledger.c.entries == row.entries).values(entries=entry, head=head)
+    )
+    if moved.rowcount != 1:
+        raise LedgerUnavailable(
+            "Another process has written to the ledger at the same time; nothing was written."
+        )
+    return head
+
+
+def entry_hash(entry: int, time: str, what: str, payload: str, previous: str) -> str:
+    """Compute the hash of an entry."""
+    return hashlib.sha256(canonical([int(entry), time, what, payload, previous]).encode()).hexdigest()
+
+
+def digest(*columns: IdArray | list[Any]) -> str:
+    """Compute a digest of rows, column by column: text, whole numbers, doubles, or bytes."""
+    total = hashlib.sha256()
+    for column in columns:
+        values = np.asarray(column)
+        if values.dtype.kind in "iu":
+            total.update(b"i" + values.astype("<i8").tobytes())
+        elif values.dtype.kind == "f":
+            total.update(b"f" + values.astype("<f8").tobytes())
+        else:
+            for value in values.tolist():
+                data = value if isinstance(value, bytes) else str(value).encode()
+                total.update(b"t%d:" % len(data) + data)
+    return total.hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """Write a value as JSON that has one form only."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,164 @@
+"""What a ledger tells about one person, and about all of them by tier."""
+
+from __future__ import annotations
+
+import numpy as np
+from sqlalchemy import Connection, func, select
+
+from pdpsgd._typing import FloatArray
+from pdpsgd.accounting.gaussian import gaussian_epsilon
+from pdpsgd.errors import fail
+from pdpsgd.ledger import schema
+from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
+from pdpsgd.ledger.consents import current, people_count
+from pdpsgd.ledger.spending import spent
+from pdpsgd.ledger.values import CHARGED, STARTED, Consent, Person, PersonCharge, Tier
+
+
+def read_person(connection: Connection, name: str) -> Person:
+    """Read one person: their id, consents, and two bytes for each run."""
+    p = schema.people.c
+    row = connection.execute(select(p.number, p.kappa, p.set_aside).where(p.id == name)).one_or_none()
+    if row is None:
+        fail(f"Expected somebody of the ledger. {name!r} is not enrolled.")
+    taken = _charges(connection, row.number)
+    consents = _consents(connection, row.number, row.kappa, taken)
+    last, charged = consents[-1], [charge for _, charge, _ in taken if charge.state in CHARGED]
+    c = schema.consents.c
+    allows = connection.execute(
+        select(c.allowed_b, c.allowed_d, c.allowed_e)
+        .where(c.person == row.number)
+        .order_by(c.entry.desc())
+        .limit(1)
+    ).one()
+    amounts = [amount for _, charge, amount in taken if charge.state in CHARGED]
+    b, d, e = (sum(x) for x in zip(*amounts, strict=True)) if amounts else (0, 0, 0)
+    fits = d < allows.allowed_d and b < allows.allowed_b
+    left = _epsilon(max(allows.allowed_b - b, 0) if fits else 0, 0, last.delta, row.kappa)
+    return Person(
+        id=name,
+        kappa=row.kappa,
+        set_aside=row.set_aside,
+        epsilon=last.epsilon,
+        delta=last.delta,
+        spent_epsilon=_epsilon(b, e, last.delta, row.kappa),
+        spent_d=d * UNIT_D,
+        left_epsilon=float("inf") if np.isinf(last.epsilon) else left,
+        consents=consents,
+        charges=tuple(charged),
+    )
+
+
+def read_tiers(connection: Connection) -> list[Tier]:
+    """Sum everybody up by what they allow now."""
+    now = current(connection)
+    if not len(now):
+        return []
+    kappa = np.array(
+        connection.execute(select(schema.people.c.kappa).order_by(schema.people.c.number)).scalars().all()
+    )
+    used = spent(connection, people_count(connection), CHARGED)
+    epsilon = _epsilons(used, now.delta, kappa)
+    left = np.where(now.allowed.b > 0, 1 - used.b / np.maximum(now.allowed.b, 1), 0.0).clip(0)
+    out = (now.allowed.left_after(used).b == 0) | (now.allowed.left_after(used).d == 0)
+    pairs, place = np.unique(np.stack([now.epsilon, now.delta], axis=1), axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    if len(pairs) > MOST_TIERS:
+        pairs, place = _coarser(now.epsilon, now.delta)
+    tiers = []
+    for index, (e, d) in enumerate(pairs):
+        members = place == index
+        tiers.append(
+            Tier(
+                float(e), float(d), int(members.sum()), float(epsilon[members].mean()), float(epsilon[members].max()),
+                float(left[members].mean()), int(out[members].sum()),
+            )
+        )  # fmt: skip
+    return tiers
+
+
+MOST_TIERS = 12
+
+
+def _coarser(
+    epsilon: FloatArray, delta: FloatArray
+) -> tuple[FloatArray, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Tiers at quantiles of epsilon, each named by the least that its people allow."""
+    edges = np.unique(
+        np.quantile(
+            epsilon[np.isfinite(epsilon)], np.linspace(0, 1, MOST_TIERS, endpoint=False), method="lower"
+        )
+    )
+    place = np.maximum(np.searchsorted(edges, epsilon, side="right") - 1, 0)
+    smallest = np.array([delta[place == index].min(initial=1.0) for index in range(edges.size)])
+    return np.stack([edges, smallest], axis=1), place
+
+
+def _epsilons(used: Amounts, delta: FloatArray, kappa: FloatArray) -> FloatArray:
+    rows = np.stack([used.b.astype(float), used.e.astype(float), (1 - kappa) * delta], axis=1)
+    distinct, place = np.unique(rows, axis=0, return_inverse=True)
+    found = gaussian_epsilon(np.sqrt(distinct[:, 0] * UNIT_B), distinct[:, 2]) + distinct[:, 1] * UNIT_B
+    found = np.where(distinct[:, 0] + distinct[:, 1] > 0, found, 0.0)
+    return np.asarray(found[place.reshape(-1)])
+
+
+def _epsilon(b: int, e: int, delta: float, kappa: float) -> float:
+    """What b and e cost, as the epsilon at which delta_sqrt(b) is (1 - kappa) delta."""
+    if b == 0 and e == 0:
+        return 0.0
+    return float(gaussian_epsilon(np.sqrt(b * UNIT_B), (1 - kappa) * delta)) + e * UNIT_B
+
+
+Taken = tuple[int, PersonCharge, tuple[int, int, int]]
+"""The entry at which a run started (or was reserved), the charge, and its amounts."""
+
+
+def _charges(connection: Connection, number: int) -> list[Taken]:
+    chunk, place = divmod(number, schema.CHUNK)
+    r, p, entries = schema.runs.c, schema.run_people.c, schema.log.c
+    query = (
+        select(
+            r.number,
+            r.name,
+            r.state,
+            r.entry,
+            entries.time,
+            func.substr(p.levels, 2 * place + 1, 2).label("level"),
+        )
+        .join(schema.run_people, (p.run == r.number) & (p.chunk == chunk))
+        .join(schema.log, entries.entry == r.entry)
+        .order_by(r.number)
+    )
+    found: list[Taken] = []
+    for row in connection.execute(query):
+        level = int.from_bytes(bytes(row.level), "little") if len(bytes(row.level)) == 2 else schema.NOT_THERE
+        if level == schema.NOT_THERE:
+            continue
+        c = schema.charges.c
+        one = connection.execute(select(schema.charges).where(c.run == row.number, c.level == level)).one()
+        if one.b == one.d == one.e == 0:
+            continue
+        charge = PersonCharge(
+            row.number, row.name, row.state, row.time, one.kind, one.mu, one.d * UNIT_D, one.e * UNIT_B
+        )
+        found.append((row.entry, charge, (one.b, one.d, one.e)))
+    return found
+
+
+def _consents(connection: Connection, number: int, kappa: float, taken: list[Taken]) -> tuple[Consent, ...]:
+    c, entries = schema.consents.c, schema.log.c
+    query = (
+        select(schema.consents, entries.time)
+        .join(schema.log, entries.entry == c.entry)
+        .where(c.person == number)
+        .order_by(c.entry)
+    )
+    rows = list(connection.execute(query))
+    ends = [*(row.entry for row in rows[1:]), float("inf")]
+    found = []
+    for row, end in zip(rows, ends, strict=True):
+        amounts = [amount for entry, charge, amount in taken if charge.state in STARTED and entry < end]
+        b, d, e = (sum(x) for x in zip(*amounts, strict=True)) if amounts else (0, 0, 0)
+        kept = b <= row.allowed_b and d <= row.allowed_d and e <= row.allowed_e
+        found.append(Consent(row.time, row.epsilon, row.delta, _epsilon(b, e, row.delta, kappa), kept))
+    return tuple(found)

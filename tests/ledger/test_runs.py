@@ -1,0 +1,207 @@
+"""Runs in a ledger: charged before they start, once, and whatever becomes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pdpsgd.accounting.certificates import allowance
+from pdpsgd.accounting.gaussian import gaussian_epsilon
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.ledger import Ledger
+from pdpsgd.ledger.amounts import UNIT_B, Amounts, allowed
+from pdpsgd.ledger.offers import Share, run_budgets
+
+from .conftest import everybody_in_every_step, people
+
+
+def test_the_life_of_a_run(ledger: Ledger) -> None:
+    assert ledger.enroll(people(*[0.5, 1.0, 2.0] * 40)) == 120
+    made = ledger.plan(steps=20, batch_size=20)
+    run = ledger.reserve(made, name="January")
+    assert (run.state, run.attempt, run.people, run.name) == ("reserved", 0, 120, "January")
+    before = ledger.person("p0")
+    assert 0 < before.spent_epsilon < 0.5
+    attempt = ledger.start(run.number)
+    assert (attempt, ledger.run(run.number).state) == (1, "running")
+    ledger.finish(run.number, attempt)
+    ledger.finish(run.number, attempt)  # twice is once
+    assert ledger.run(run.number).state == "finished"
+    assert ledger.person("p0").spent_epsilon == before.spent_epsilon
+    second = ledger.reserve(ledger.plan(steps=20, batch_size=20), name="February")
+    assert ledger.person("p0").spent_epsilon > before.spent_epsilon
+    assert [r.number for r in ledger.runs()] == [run.number, second.number]
+    assert ledger.plan_of(run.number).rounds == made.rounds
+    found = ledger.check()
+    assert found.passed, found.problems
+    assert found.certificates == 2 * len(made.levels)
+
+
+def test_a_share_of_what_is_left_and_a_part_of_the_whole() -> None:
+    whole = allowed(allowance([2.0], 1e-5), np.array([2.0]))
+    spent, told = Amounts.zeros(1), {"0.25": [], "1 of 12": []}  # type: ignore[var-annotated]
+    for spend, found in told.items():
+        spent = Amounts.zeros(1)
+        for _ in range(12):
+            offer = run_budgets(
+                np.array(["p"]), Share.parse(spend), whole, spent, np.array([1e-5]), np.array([2.0])
+            )
+            share = Share.parse(spend)
+            b = min(share.of_left * float(whole.b[0] - spent.b[0]), share.of_whole * float(whole.b[0]))
+            found.append(float(gaussian_epsilon(np.sqrt(b * UNIT_B), 0.9e-5)))
+            assert offer.budgets.epsilon[0] > found[-1]  # at a smaller delta
+            spent.b[0] += int(b)
+            spent.d[0] += int(share.of_whole * share.of_left * whole.d[0] / 12)
+    np.testing.assert_allclose([told["0.25"][i] for i in (0, 3, 11)], [0.93, 0.58, 0.17], atol=0.006)
+    np.testing.assert_allclose(told["1 of 12"], 0.51, atol=0.006)
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "13 of 12", "0 of 12", "some", "-1", "nan"])
+def test_shares_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(PdpsgdError, match="Expected what a run may spend"):
+        Share.parse(text)
+
+
+def test_a_plan_from_an_offer_fits_and_takes_its_share(in_file: Ledger) -> None:
+    in_file.enroll(people(*np.geomspace(0.3, 3, 150)))
+    for _ in range(3):
+        in_file.reserve(in_file.plan("all", steps=30, batch_size=30))
+        if all(tier.mean_share_left < 0.02 for tier in in_file.tiers()):
+            break
+    assert in_file.check(certificates=False).passed
+    assert all(tier.mean_share_left < 0.05 for tier in in_file.tiers())
+
+
+def test_nobody_is_charged_beyond_what_they_allow(ledger: Ledger) -> None:
+    ledger.enroll(people(1.0, 2.0))
+    ids = ["p0", "p1"]
+    ledger.reserve(everybody_in_every_step(ids, 0.2))
+    with pytest.raises(PdpsgdError, match=r"Nothing was reserved: 1 people no longer allow it. 'p0'"):
+        ledger.reserve(everybody_in_every_step(ids, 0.2))
+    ledger.reserve(everybody_in_every_step(["p1"], 0.2))
+    assert len(ledger.runs()) == 2
+
+
+def test_the_same_request_twice_is_one_reservation(ledger: Ledger) -> None:
+    ledger.enroll(people(1.0))
+    first = ledger.reserve(everybody_in_every_step(["p0"], 0.2), token="january")
+    again = ledger.reserve(everybody_in_every_step(["p0"], 0.2), token="january")
+    assert (first.number, len(ledger.runs())) == (again.number, 1)
+
+
+def test_only_what_has_not_started_is_given_back(ledger: Ledger) -> None:
+    ledger.enroll(people(1.0))
+    run = ledger.reserve(everybody_in_every_step(["p0"], 0.2)).number
+    ledger.cancel(run)
+    assert ledger.person("p0").spent_epsilon == 0
+    with pytest.raises(PdpsgdError, match="It is cancelled: reserve a new run"):
+        ledger.start(run)
+    second = ledger.reserve(everybody_in_every_step(["p0"], 0.2)).number
+    attempt = ledger.start(second)
+    with pytest.raises(PdpsgdError, match="what has started stays charged"):
+        ledger.cancel(second)
+    ledger.kill(second, attempt)
+    with pytest.raises(PdpsgdError, match="what has started stays charged"):
+        ledger.cancel(second)
+    assert ledger.person("p0").spent_epsilon > 0
+    assert ledger.check().passed
+
+
+def test_a_resumed_run_is_charged_once_and_the_older_process_stops(ledger: Ledger) -> None:
+    ledger.enroll(people(1.0))
+    run = ledger.reserve(everybody_in_every_step(["p0"], 0.2)).number
+    first = ledger.start(run)
+    ledger.check_attempt(run, first)
+    spent = ledger.person("p0").spent_epsilon
+    second = ledger.resume(run)
+    assert second == 2
+    with pytest.raises(PdpsgdError, match="Another process has taken it over"):
+        ledger.check_attempt(run, first)
+    with pytest.raises(PdpsgdError, match="another process has taken it over"):
+        ledger.finish(run, first)
+    ledger.kill(run, second)
+    third = ledger.resume(run)
+    ledger.finish(run, third)
+    with pytest.raises(PdpsgdError, match="It is finished: reserve a new run"):
+        ledger.resume(run)
+    with pytest.raises(PdpsgdError, match="to start it"):
+        ledger.start(run)
+    assert ledger.person("p0").spent_epsilon == spent
+    assert ledger.check().passed
+
+
+def test_real_spending_changes_no_charge_and_is_never_shown(in_file: Ledger) -> None:
+    """A run that ends after one step, one that is killed and one that is done are told alike."""
+    in_file.enroll(people(2.0, 2.0, 2.0))
+    told = []
+    for person, end in (("p0", in_file.finish), ("p1", in_file.kill), ("p2", None)):
+        run = in_file.reserve(everybody_in_every_step([person], 0.2)).number
+        attempt = in_file.start(run)
+        if end is not None:
+            end(run, attempt)
+        told.append(in_file.person(person).spent_epsilon)
+    assert len(set(told)) == 1
+    # There is no way to hand the ledger anything that was seen in a run.
+    import inspect
+
+    for name in ("start", "resume", "finish", "kill", "cancel"):
+        assert set(inspect.signature(getattr(Ledger, name)).parameters) <= {"self", "run", "attempt"}
+
+
+def test_mu_and_d_are_fixed_when_reserved(in_file: Ledger) -> None:
+    in_file.enroll(people(1.0, 1.0))
+    run = in_file.reserve(everybody_in_every_step(["p0", "p1"], 0.2), token="t").number
+    charges = in_file.person("p0").charges
+    in_file.start(run)
+    with pytest.raises(PdpsgdError, match="with another plan"):
+        in_file.reserve(everybody_in_every_step(["p0", "p1"], 0.1), token="t")
+    assert [(c.mu, c.d) for c in in_file.person("p0").charges] == [(c.mu, c.d) for c in charges]
+
+
+def test_nothing_flows_between_b_and_d(in_file: Ledger) -> None:
+    """d that is used up is not paid from b, though plenty of that is left; and the other way round."""
+    in_file.enroll(people(2.0))
+    d = 0.1 * 1e-5
+    in_file.reserve_renyi([2, 8, 32, 128], [1e-6, 4e-6, 16e-6, 64e-6], d=0.9 * d)
+    with pytest.raises(PdpsgdError, match=r"would come to d 1\.8e-06 of 1e-06"):
+        in_file.reserve_renyi([2, 8, 32, 128], [1e-6, 4e-6, 16e-6, 64e-6], d=0.9 * d)
+    in_file.reserve(everybody_in_every_step(["p0"], 0.4))
+    with pytest.raises(PdpsgdError, match=r"would come to mu\^2"):
+        in_file.reserve(everybody_in_every_step(["p0"], 0.4))
+
+
+def test_declared_runs_are_paid_from_what_was_set_aside_or_else_from_b(in_file: Ledger) -> None:
+    in_file.enroll(people(2.0), set_aside=0.3)
+    in_file.enroll(people(2.0, first=1))
+    in_file.reserve_declared(0.2, 1e-8, name="another system")
+    aside, whole = in_file.person("p0"), in_file.person("p1")
+    assert (aside.charges[0].mu, round(aside.charges[0].pure_epsilon, 6)) == (0.0, 0.2)
+    assert (round(whole.charges[0].mu, 3), whole.charges[0].pure_epsilon) == (0.250, 0.0)
+    assert aside.left_epsilon == pytest.approx(1.7, abs=1e-6)
+    assert in_file.check().passed
+
+
+def test_old_plans_are_entered_in_order_with_a_d_that_nobody_chooses(in_file: Ledger) -> None:
+    from pdpsgd import plan
+
+    listed = people(*[1.0] * 60)
+    in_file.enroll(listed)
+    old = [plan(listed, steps=steps, batch_size=10) for steps in (10, 12)]
+    runs = [in_file.enter_history(one, name=f"old {i}") for i, one in enumerate(old)]
+    assert in_file.enter_history(old[0]).number == runs[0].number
+    assert [run.state for run in runs] == ["finished", "finished"]
+    first, second = in_file.person("p0").charges
+    assert (first.d, second.d) == (pytest.approx(2.5e-7, rel=1e-6), pytest.approx(0.75 * 2.5e-7, rel=1e-6))
+    assert in_file.check().passed
+    with pytest.raises(PdpsgdError):  # each of them alone spent everything
+        in_file.reserve(everybody_in_every_step(["p0"], 0.05))
+
+
+def test_plans_without_people_or_with_strangers_are_refused(in_file: Ledger) -> None:
+    in_file.enroll(people(1.0))
+    with pytest.raises(PdpsgdError, match="'stranger' is not one of them"):
+        in_file.reserve(everybody_in_every_step(["stranger"], 0.1))
+    nameless = Budgets([1.0] * 50).ids
+    with pytest.raises(PdpsgdError, match="Expected ids that are text"):
+        in_file.reserve(everybody_in_every_step(nameless.tolist(), 0.1))
