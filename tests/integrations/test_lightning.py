@@ -163,6 +163,38 @@ def test_a_training_step_in_which_examples_mix_is_refused(loader: Any, budgets: 
         trainer().fit(module)
 
 
+class Scaled(Classifier):
+    """Scales its mean by the number of examples, over a constant."""
+
+    def training_step(self, batch: Any) -> Any:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(self.network(inputs), targets) * len(targets) / 64
+
+
+class Weighted(Classifier):
+    """Weights one class, in a mean over the weights; in a plain mean where `plain` is set."""
+
+    plain = False
+
+    def training_step(self, batch: Any) -> Any:
+        inputs, targets = batch
+        weights = 1.0 + 49 * (targets == 1)
+        losses = nn.functional.cross_entropy(self.network(inputs), targets, reduction="none") * weights
+        return losses.mean() if self.plain else losses.sum() / weights.sum()
+
+
+def test_a_training_step_that_depends_on_its_size_or_weights_a_class_is_refused(
+    loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    for module, message in ((Scaled(), "is a sum"), (Weighted(), "Examples mix")):
+        private = make_private(module, data_loader=loader, plan=made, budgets=budgets, seed=3)
+        with pytest.raises(PdpsgdError, match=message):
+            trainer().fit(private)
+    module = Weighted()
+    module.plain = True
+    trainer().fit(make_private(module, data_loader=loader, plan=made, budgets=budgets, seed=3))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
+from pdpsgd.engine.checks.rows import SeenValues
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
@@ -121,15 +122,16 @@ class PrivateTraining:
 
 
 class TrainingStepProbe(StepObserver):
-    """Tries `training_step` as a whole on the first batch that is large enough to tell."""
+    """Probe of `training_step` as a whole, on the first batch that is large enough to tell, and on new classes."""
 
     def __init__(self, module: PrivateTraining) -> None:
         self._module = module
         self._done = False
+        self._seen = SeenValues()  # a class that no batch had before shows only now
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Refuse a training step in which examples mix."""
-        if not self._done:
+        if self._seen.has_news(batch.examples, batch.size) or not self._done:
             with _as_forward(self._module):
                 self._done = check_examples_do_not_mix(
                     self._module,  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""Looks at the first batches of a run, until they were enough to tell: do examples mix in model, loss or loop?"""
+"""Checks the first batches of a run, until they were enough to tell: do examples mix in model, loss or loop?
+
+A later batch is checked again if it has a class, or a padding value, that no batch had before: a heavy class, or an
+ignored target, shows only where it occurs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from pdpsgd.engine.batches import to_device
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
+from pdpsgd.engine.checks.rows import SeenValues
 from pdpsgd.engine.checks.watch import LossWatch
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
@@ -39,13 +44,18 @@ class FirstBatches(StepObserver):
         self._loss_reduction = loss_reduction
         self._views = views
         self._criterion_is_checked = criterion is None
+        self._watch_loop = watch_loop
         self._loop_is_checked = not watch_loop
+        self._seen = SeenValues()
         self._last: LossWatch | None = None  # of the batch before, if that was not enough
         self._watch: LossWatch | None = None  # of the current batch
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Try the criterion on the batch, and look at what the loop does with it."""
         self.stop()
+        if self._seen.has_news(batch.examples, batch.size):
+            self._criterion_is_checked = self._criterion is None
+            self._loop_is_checked = not self._watch_loop
         self._criterion_is_checked = self._criterion_is_checked or self._probe(batch.examples)
         if not self._loop_is_checked and batch.size > 1:
             self._start_watch(batch)

@@ -42,7 +42,7 @@ def check_loss(
         outputs: Outputs of the model for `rows` examples: only their shapes and ranges are used.
         targets: Targets of a batch of `size` examples: the values that targets can have.
         rows: The first dimension of outputs that belong to examples.
-        size: The first dimension of targets that belong to examples; also how many rows are tried.
+        size: The first dimension of targets that belong to examples; up to twice as many rows are tried.
         loss_reduction: How the loss is reduced over the batch, "mean" or "sum".
 
     Returns:
@@ -183,7 +183,7 @@ def _made_up_batches(outputs: Any, targets: Any, *, rows: int, size: int) -> Ite
     """Yield batches to try, until the loss can be computed on one of them."""
     by_row = [leaf for leaf in tensors(outputs) if has_rows(leaf, rows) and leaf.is_floating_point()]
     classes = class_counts(by_row, tensors(targets), size)
-    wanted = max(min(size, MOST_ROWS), LEAST_ROWS, 2 * max(classes.values(), default=0))
+    wanted = max(min(2 * size, MOST_ROWS), LEAST_ROWS, 2 * max(classes.values(), default=0))
     count = max(4, min(wanted, MOST_NUMBERS // max(1, sum(leaf[0].numel() for leaf in by_row))))
     for dtype in (torch.float64, torch.float32):
         with seeded(1):

@@ -7,7 +7,7 @@ of the batch that differ (each class, the largest, the smallest): alone, among f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.engine._torch import keep_version, own_buffers
-from pdpsgd.engine.batches import RandomStates, call, has_rows, tensors
-from pdpsgd.engine.checks.loss import check_loss
+from pdpsgd.engine.batches import RandomStates, call, has_rows, map_tensors, tensors
+from pdpsgd.engine.checks.leaving import Leaving, altered, same_values
+from pdpsgd.engine.checks.loss import check_loss, class_counts, every_class
 from pdpsgd.engine.checks.replay import CannotTellError
 from pdpsgd.engine.checks.rows import differing_rows, pick, sorted_rows
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
@@ -78,11 +79,14 @@ def check_examples_do_not_mix(
         probe.confirm(partial(probe.compare_with_one_replaced, loss))
         probe.confirm(probe.compare_few_with_all)
         probe.confirm(partial(probe.compare_parts_with_all, loss))
+        probe.check_values_that_leave_torch()
     return True
 
 
-def check_model(module: nn.Module, inputs: Any, *, size: int) -> None:
+def check_model(module: nn.Module, inputs: Any, *, size: int, loss_reduction: str) -> None:
     """Refuse a model in which examples mix, by each of its outputs that has a row per example.
+
+    A model that gives nothing but its own loss is tried with that, reduced as `loss_reduction` says.
 
     Guarantee: none by itself, as for `check_examples_do_not_mix`.
     """
@@ -93,12 +97,18 @@ def check_model(module: nn.Module, inputs: Any, *, size: int) -> None:
         leaves = tensors(probe.outputs_of_few())
         places = [place for place, leaf in enumerate(leaves) if _by_row(leaf, len(probe.rows)) is not None]
         places = [place for place in places if leaves[place].is_floating_point()][-MOST_OUTPUTS:]
-        if not places:
+        own = [place for place, leaf in enumerate(leaves) if leaf.numel() == 1 and leaf.is_floating_point()]
+        if not places and not own:
             raise CannotTellError("it gives no tensor in which the examples can be told")
-        for place in places:
-            probe.confirm(partial(probe.compare_alone_with_batch, partial(_loss_of_output, place)))
-            probe.confirm(partial(probe.compare_with_one_replaced, partial(_loss_of_output, place)))
+        probe.loss_is_given = not places
+        losses = [partial(_loss_of_output, place) for place in places]
+        if not places:  # nothing but a loss of its own
+            losses, probe.loss_reduction = [partial(_number_at, own[0])], loss_reduction
+        for loss in losses:
+            probe.confirm(partial(probe.compare_alone_with_batch, loss))
+            probe.confirm(partial(probe.compare_with_one_replaced, loss))
         probe.confirm(probe.compare_few_with_all)
+        probe.check_values_that_leave_torch()
 
 
 def check_own_loss(module: nn.Module, inputs: Any, place: int, *, size: int) -> str | None:
@@ -116,9 +126,18 @@ def check_own_loss(module: nn.Module, inputs: Any, place: int, *, size: int) -> 
         "mean" or "sum"; None if it cannot be told, because the model draws random numbers.
     """
     with _probing(module, size, (inputs, None), None, keep=True) as probe:
-        loss = partial(_tensor_at, place)
-        probe.confirm(partial(probe.compare_parts_with_all, loss))
-        return probe.found_reduction
+        probe.confirm(partial(probe.compare_parts_with_all, partial(_tensor_at, place)))
+        found = probe.found_reduction
+        outputs = [leaf for leaf in tensors(probe.outputs_of_few()) if has_rows(leaf, len(probe.rows))]
+        classes = class_counts(outputs, tensors(inputs), size)
+        if classes:  # labels of every class, which the batch may not have
+            probe.batch = map_tensors(
+                lambda leaf: every_class(leaf, classes[id(leaf)]) if id(leaf) in classes else leaf,
+                probe.batch,
+            )
+            with suppress(IndexError, RuntimeError):
+                probe.confirm(partial(probe.compare_parts_with_all, partial(_tensor_at, place)))
+        return found
 
 
 @contextmanager
@@ -146,6 +165,7 @@ class _Probe:
         self.gradients, self.batch, self.size = gradients, batch, size
         self.loss_reduction = loss_reduction
         self.found_reduction: str | None = None
+        self.loss_is_given = True
         self.parameters = [parameter for parameter in gradients.sums if parameter.requires_grad]
         kind = next((parameter.device.type for parameter in self.parameters), "cpu")
         dtypes = [parameter.dtype for parameter in self.parameters]
@@ -213,7 +233,7 @@ class _Probe:
         if self._differ(together, alone).any():
             other = "sum" if self.loss_reduction == "mean" else "mean"
             factor = self.examples if other == "sum" else 1 / self.examples
-            if not self._differ(together, alone * factor).any():
+            if self.loss_is_given and not self._differ(together, alone * factor).any():
                 self._refuse_reduction(other)
             index = int(self._differ(together, alone).nonzero()[0])
             _refuse(
@@ -268,6 +288,64 @@ class _Probe:
                     _refuse(
                         f"the gradient of the outputs of {len(few)} examples changes where they are among {self.size}"
                     )
+
+    def check_values_that_leave_torch(self) -> None:
+        """Refuse a model whose outputs depend on a number that it takes from all examples: int(inputs.max()).
+
+        Such a number may be the same for the examples that are tried, and another for somebody's. So it is changed to
+        see whether it matters, and the inputs are, to see whether it comes from them. A number for each example
+        belongs to that example.
+        """
+        usual, alone = Leaving(), Leaving()
+        inputs, one = self.few[0], pick(self.few[0], [0], self.examples)
+        with self._evaluating(), torch.no_grad():
+            before = self._outputs_under(usual, inputs)
+            if not usual.values or before is None:
+                return
+            self._outputs_under(alone, one)
+            if alone.values and len(usual.values) == self.examples * len(alone.values) > len(alone.values):
+                return
+            if all(
+                self._same_values_with(usual.values, partial(_moved, by)) for by in (1000.0, -1000.0, 0.0)
+            ):
+                return
+            instead = [[altered(value, large=large) for value in usual.values] for large in (False, True)]
+            after = [self._outputs_under(Leaving(instead=values), inputs) for values in instead]
+        if all(found is None or self._all_alike(before, found) for found in after):
+            return
+        fail(
+            "Examples mix in this model: it takes a number out of torch that depends on the examples together "
+            f"({', '.join(dict.fromkeys(usual.places))}), and its outputs depend on it. What an example gets must not "
+            "depend on a maximum, a mean or a test over the batch: compute it for each example, in torch "
+            "(inputs.flatten(1).amax(1)), or use a public constant."
+        )
+
+    def _outputs_under(self, mode: Leaving, inputs: Any) -> list[Tensor] | None:
+        """Return the outputs with a mode that looks at values which leave torch; None if that fails."""
+        state = torch.get_rng_state()
+        try:
+            with mode:
+                return tensors(call(self.gradients.module, map_tensors(torch.clone, inputs)))
+        except Exception:  # an assertion of the model's, say: then the number decides nothing else
+            return None
+        finally:
+            torch.set_rng_state(state)
+
+    def _same_values_with(self, values: list[Any], change: Callable[[Tensor], Tensor]) -> bool:
+        found = Leaving()
+        self._outputs_under(found, map_tensors(change, self.few[0]))
+        return same_values(values, found.values)
+
+    def _all_alike(self, before: list[Tensor], after: list[Tensor]) -> bool:
+        return len(before) == len(after) and all(map(self._alike, before, after))
+
+    def _alike(self, one: Tensor, other: Tensor) -> bool:
+        if one.shape != other.shape or not one.is_floating_point() or not one.numel():
+            return one.shape == other.shape and torch.equal(one, other)
+        rows = [
+            part.reshape(len(part) if part.dim() else 1, -1).double().nan_to_num() for part in (one, other)
+        ]
+        return not bool(self._differ(*rows).any())
 
     def compare_parts_with_all(self, loss: Loss) -> None:
         """Compare the gradient of all rows with the gradients of two halves that differ, and of two that do not."""
@@ -382,6 +460,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
+def _moved(by: float, leaf: Tensor) -> Tensor:
+    """Return other inputs of the same kind."""
+    return leaf * by + 1 if leaf.is_floating_point() else leaf.flip(0) if leaf.dim() else leaf
+
+
 def _flat(leaf: Tensor) -> Tensor:
     return leaf.detach().reshape(leaf.shape[0], -1).double()
 
@@ -401,6 +484,10 @@ def _loss_of_output(place: int, outputs: Any, rows: Tensor) -> Tensor:
 
 def _tensor_at(place: int, outputs: Any) -> Tensor:
     return tensors(outputs)[place]
+
+
+def _number_at(place: int, outputs: Any, rows: Tensor) -> Tensor:
+    return tensors(outputs)[place].reshape(())
 
 
 @contextmanager

@@ -16,20 +16,10 @@ import torch
 from torch import Tensor
 
 from pdpsgd.engine.batches import has_rows, tensors
+from pdpsgd.engine.checks.leaving import leaves_torch
 
 MOST_CALLS = 2000
 MOST_NUMBERS = 10_000
-_LEAVING = (
-    "item",
-    "tolist",
-    "numpy",
-    "__array__",
-    "__dlpack__",
-    "__float__",
-    "__int__",
-    "__bool__",
-    "__index__",
-)
 _SIZES = (Tensor.__len__, Tensor.size, Tensor.numel, vars(torch._C.TensorBase)["shape"].__get__)
 Change = Callable[[Tensor], Tensor]
 
@@ -227,7 +217,7 @@ class Call:
     @property
     def leaves_torch(self) -> bool:
         """Whether it takes values out of torch."""
-        return getattr(self.function, "__name__", "") in _LEAVING
+        return leaves_torch(self.function)
 
     @property
     def draws(self) -> bool:

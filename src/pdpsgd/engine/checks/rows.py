@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdpsgd.engine.batches import has_rows, map_tensors, tensors
+from pdpsgd.engine.batches import has_rows, map_tensors, named_tensors, tensors
 
 # An integer tensor with more values than this is no list of classes.
 MOST_CLASSES = 1000
+MOST_FLAGS = 4
+MOST_NEWS = 32
 
 
 def pick(tree: Any, rows: list[int] | Tensor, size: int) -> Any:
@@ -68,3 +70,43 @@ def _one_of_each(leaf: Tensor, most: int) -> list[int]:
 def _size_of_rows(leaf: Tensor) -> Tensor:
     numbers = leaf.reshape(leaf.shape[0], -1).double().nan_to_num()
     return numbers.abs().sum(1) if leaf.is_floating_point() else numbers.sum(1)
+
+
+class SeenValues:
+    """Classes and the like that batches have had: a check on batches without a class tells nothing about it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[float]] = {}
+        self._news = 0
+
+    def has_news(self, batch: Any, size: int) -> bool:
+        """Whether a batch has a class, a flag or a padding value that none before it had.
+
+        Of tensors with one value per example, all values count, as long as there are few; of others, negative integers.
+        Said at most `MOST_NEWS` times.
+
+        >>> seen = SeenValues()
+        >>> [seen.has_news(torch.tensor(values), 2) for values in ([0, 1], [1, 1], [1, 2])]
+        [True, False, True]
+        """
+        news = False
+        for name, leaf in named_tensors(batch).items() if self._news < MOST_NEWS else ():
+            if has_rows(leaf, size) and size:
+                found = _classes_of(leaf.detach())
+                known = self._seen.setdefault(name, set())
+                few = len(known) <= MOST_CLASSES
+                news |= few and not found <= known
+                known |= found if few else set()
+        self._news += news
+        return news
+
+
+def _classes_of(leaf: Tensor) -> set[float]:
+    """Return the values of a tensor that may be classes."""
+    if leaf.numel() == leaf.shape[0]:
+        values = set(torch.unique(leaf.reshape(-1)).tolist())
+        return values if not leaf.is_floating_point() or len(values) <= MOST_FLAGS else set()
+    if leaf.is_floating_point() or leaf.dtype == torch.bool:
+        return set()
+    least = int(leaf.min()) if leaf.numel() else 0
+    return {float(least)} if least < 0 else set()

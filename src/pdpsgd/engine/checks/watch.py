@@ -159,7 +159,8 @@ class LossWatch(TorchFunctionMode):
         if not self._probed:
             self._probed = True
             with self._finding("Whether examples mix in the model"), _told():
-                check_model(module, self._arguments, size=self.size * self._views)
+                size = self.size * self._views
+                check_model(module, self._arguments, size=size, loss_reduction=self._loss_reduction)
 
     def _leave_model(self, module: nn.Module, args: Any, outputs: Any) -> None:
         self._inside -= 1
