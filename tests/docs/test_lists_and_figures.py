@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import shlex
 from fnmatch import fnmatch
@@ -75,6 +76,14 @@ def shown_commands(text: str, program: str) -> list[str]:
 def parse(command: Any, words: list[str]) -> None:
     """Refuse options that the command does not know."""
     command.make_parser(command.context_class(command, info_name=command.name)).parse_args(args=words)
+
+
+def test_the_changelog_names_new_places_that_are_there() -> None:
+    rows = re.findall(r"^  \| (`pdpsgd.*) \| (`pdpsgd.*) \|$", page("CHANGELOG.md"), re.M)
+    assert len(rows) > 5
+    for _, now in rows:
+        for name in re.findall(r"`([\w.]+)`", now):
+            pkgutil.resolve_name(name)
 
 
 def test_the_page_says_which_commands_have_the_common_options() -> None:
