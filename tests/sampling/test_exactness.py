@@ -219,23 +219,52 @@ def test_two_neighbouring_levels_that_changed_places_are_detected() -> None:
 @pytest.mark.parametrize(
     ("people", "rate"), [(40, 0.1), (200, 0.001), (7, 0.1499), (3, 2.0**-80), (200, 0.14)]
 )
-def test_the_number_drawn_has_its_binomial_probabilities_to_the_last_bit(people: int, rate: float) -> None:
+def test_the_number_sampled_has_its_binomial_probabilities_to_the_last_bit(people: int, rate: float) -> None:
     table = sampling._CountTable.of(people, Fraction(rate))
-    limits = [0, *(int(limit) for limit in table.limits), 2**64]
+    limits = [0, *limits_of(table), 2**128]
+    assert limits == sorted(limits)
     cumulative, below, mean = Fraction(0), Fraction(0), Fraction(0)
     term = Fraction(1 - Fraction(rate)) ** people
     for count in range(people + 1):
         cumulative += term
         place = min(max(count - table.lowest + 1, 0), len(limits) - 1)
-        now = Fraction(limits[place], 2**64)
-        assert abs(now - cumulative) <= Fraction(1, 2**64) + Fraction(1, 2**70)
+        now = Fraction(limits[place], 2**128)
+        assert abs(now - cumulative) <= Fraction(1, 2**128) + Fraction(1, 2**130)
         mean += count * (now - below)
         below = now
         term = term * (people - count) * Fraction(rate) / ((count + 1) * (1 - Fraction(rate)))
-    assert mean <= people * Fraction(rate) * (1 + Fraction(1, 2**70))
+    assert mean <= people * Fraction(rate) * (1 + Fraction(1, 2**130))
 
 
-def test_a_kept_chance_is_never_rounded_up() -> None:
+def limits_of(table: sampling._CountTable) -> list[int]:
+    return [int(upper) << 64 | int(lower) for upper, lower in zip(table.upper, table.lower, strict=True)]
+
+
+class Words:
+    """A generator of given words, which counts them."""
+
+    def __init__(self, *words: int) -> None:
+        self.words = list(words)
+
+    def random_raw(self, size: int) -> npt.NDArray[np.uint64]:
+        return np.array([self.words.pop(0) for _ in range(size)], dtype=np.uint64)
+
+
+def test_a_second_word_decides_where_the_first_is_on_a_limit() -> None:
+    table = sampling._CountTable.of(40, Fraction(0.1))
+    limits = limits_of(table)
+    for limit in limits:
+        upper, lower = divmod(limit, 2**64)
+        for second in {max(lower - 1, 0), lower}:
+            # As many as there are limits at or below the number that both words make.
+            wanted = sum(other <= (upper << 64 | second) for other in limits)
+            assert table.draw(Words(upper, second)) == table.lowest + wanted
+    words = Words(2**63 + 12345, 7)
+    table.draw(words)
+    assert words.words == [7]  # nearly always one word is enough
+
+
+def test_a_kept_probability_is_never_rounded_up() -> None:
     for rate in (0.1, 1 / 3, 0.7, 1 - 2.0**-53, 2.0**-60):
         (limit,) = sampling._limits([Fraction(rate)])
         assert 0 <= Fraction(rate) - Fraction(int(limit), 2**63) < Fraction(1, 2**63)

@@ -13,8 +13,8 @@ generator, once in 1,024 pairs. So u is never 0, and numbers reach 35 standard d
 within an eighth of a turn; which eighth, three bits say.
 
 Guarantee: take uniform words as the leading bits of u and of the angle. Then a number x computed here differs from the
-exact normal number z that belongs to them by at most 2^-50 |z| + 2^-60 (1 + |z| + |z'|), where z' is the other number
-of the pair, as long as u > 2^-843 and 1 - u > 2^-843. See "Noise in finite precision" in `docs/theory.md`.
+exact normal number z that belongs to them by at most 2^-53 (10 |z| + 2^-8 (|z| + |z'|)), where z' is the other number
+of the pair, as long as u and 1 - u are above 2^-843. Proof: "Noise in finite precision" in `docs/theory.md`.
 """
 
 from __future__ import annotations
