@@ -19,6 +19,7 @@ from pdpsgd.sampling.generators import AES, SHAKE, generator_of
 from pdpsgd.sampling.native import dispatch
 from pdpsgd.sampling.native.calls import AesWords
 from pdpsgd.sampling.native.self_check import KNOWN_ANSWERS, agrees_with_numpy
+from pdpsgd.sampling.noise import quantize
 from pdpsgd.sampling.source import RandomSource
 
 KEY = bytes(range(32))
@@ -57,6 +58,20 @@ def test_a_key_gives_the_same_draws_and_noise_with_and_without_compiled_code(
     without("compiled code")
     assert not isinstance(generator_of(AES, KEY), AesWords)
     assert all(map(np.array_equal, everything(RandomSource.from_key(KEY)), one))
+
+
+@compiled
+def test_sums_become_the_same_integers_with_and_without_compiled_code(without: Callable[[str], None]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sums = [
+        torch.randn(1001, generator=generator, dtype=dtype) * 10.0**power
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        for power in (-9, 0, 5)
+    ]
+    sums += [torch.randn(30, 7, generator=generator).t(), torch.tensor(0.5), torch.empty(0)]
+    one = quantize(sums, clipping_norm=1.3)
+    without("compiled code")
+    assert all(map(torch.equal, quantize(sums, clipping_norm=1.3), one))
 
 
 @pytest.mark.parametrize(("key", "block", "result"), KNOWN_ANSWERS)
@@ -119,6 +134,8 @@ FAULTS = (
     ("((turn << 1) & SIGN)", "(turn & SIGN)"),
     ("((1ull << 61) - 1)", "((1ull << 60) - 1)"),
     ("+ half, (int)by->shift", ", (int)by->shift"),
+    ("good &= size < largest", "good |= size < largest"),
+    ("all_good && __builtin_fabs(x) < largest", "all_good && x < largest"),
 )
 
 

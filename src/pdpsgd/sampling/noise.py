@@ -21,7 +21,7 @@ from pdpsgd._typing import IntArray
 from pdpsgd.errors import fail
 from pdpsgd.sampling import grid
 from pdpsgd.sampling.grid import UNIT_BITS, Scale, unit_of
-from pdpsgd.sampling.native import calls
+from pdpsgd.sampling.native import calls, dispatch
 from pdpsgd.sampling.words import BitGenerator
 
 if TYPE_CHECKING:
@@ -62,19 +62,37 @@ def quantize(sums: Sequence[torch.Tensor], *, clipping_norm: float) -> list[torc
 
     unit = unit_of(clipping_norm)
     largest = LARGEST_SUM * clipping_norm / unit
-    quantized = []
+    code, quantized = dispatch.library(), []
     for place, total in enumerate(sums):
         if not total.is_floating_point():
             fail(f"Expected sums[{place}] to hold floating-point numbers. Got {total.dtype}.")
-        multiples = total.to(torch.float64).div(unit).round_()
-        if not bool((multiples.abs() < largest).all()):
-            # The value is private: it is not shown.
+        multiples: torch.Tensor | None
+        if code is not None and has_plain_numbers(total):
+            found = calls.quantize(code, total.detach().view(-1).numpy(), unit=unit, largest=largest)
+            multiples = None if found is None else torch.from_numpy(found).view(total.shape)
+        else:
+            rounded = total.detach().to(torch.float64).div(unit).round_()
+            multiples = rounded.to(torch.int64) if bool((rounded.abs() < largest).all()) else None
+        if multiples is None:  # the value is private: it is not shown
             fail(
                 f"Expected every element of sums[{place}] to be finite and below {LARGEST_SUM:,} clipping norms "
                 f"(clipping_norm={clipping_norm!r}), as sums of clipped gradients are. Got another one."
             )
-        quantized.append(multiples.to(torch.int64))
+        quantized.append(multiples)
     return quantized
+
+
+def has_plain_numbers(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor is float32 or float64 numbers one after the other in this process's memory."""
+    import torch
+
+    return (
+        tensor.device.type == "cpu"
+        and tensor.dtype in (torch.float32, torch.float64)
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 def add_noise(

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdpsgd.errors import check_positive, fail
-from pdpsgd.sampling.box_muller import normals
+from pdpsgd.errors import fail
 from pdpsgd.sampling.generators import CRYPTOGRAPHIC, choose_algorithm, generator_of
 from pdpsgd.sampling.grid import Scale
-from pdpsgd.sampling.noise import add_noise
+from pdpsgd.sampling.noise import add_noise, has_plain_numbers
 from pdpsgd.sampling.words import BitGenerator
 
 if TYPE_CHECKING:
@@ -158,30 +157,13 @@ class RandomSource:
         words, further = self._noise_generators(step)
         for total, result in zip(quantized, out, strict=True):
             numbers = total.detach().to("cpu").contiguous().view(-1)
-            precision = torch.float32 if result.dtype == torch.float32 else torch.float64
-            noised = torch.empty(total.shape, dtype=precision)
+            in_place = has_plain_numbers(result)
+            noised = result.detach() if in_place else torch.empty(total.shape, dtype=torch.float64)
             add_noise(numbers.numpy(), noised.view(-1).numpy(), scale, words, further)
-            with torch.no_grad():
-                result.copy_(noised)
+            if not in_place:
+                with torch.no_grad():
+                    result.copy_(noised)
         return list(out)
-
-    def noise_(self, tensors: Sequence[torch.Tensor], *, standard_deviation: float, step: int) -> None:
-        """Add the one noise vector of the step to floating-point tensors, in place, rounded to a public grid.
-
-        As `release`, without its exactness: sums are not integers, and holes in them are mitigated by the grid only.
-        """
-        import torch
-
-        check_positive(standard_deviation=standard_deviation)
-        for place, tensor in enumerate(tensors):
-            if not tensor.is_floating_point():
-                fail(f"Expected tensors[{place}] to hold floating-point numbers. Got {tensor.dtype}.")
-        grid = Scale.of(clipping_norm=standard_deviation, noise_multiplier=1.0).step
-        words, further = self._noise_generators(step)
-        for tensor in tensors:
-            noise = torch.from_numpy(normals(words, further, tensor.numel(), scale=standard_deviation))
-            noised = noise.view(tensor.shape).add_(tensor.to("cpu", torch.float64))
-            tensor.copy_(noised.div_(grid).round_().mul_(grid))
 
     def _noise_generators(self, step: int) -> tuple[BitGenerator, BitGenerator]:
         """Return the words of a step's noise, once: those of all pairs, and those that continue a radius."""

@@ -46,6 +46,17 @@ def normals_of(words: WordArray, further: AesWords, *, scale: float) -> npt.NDAr
     return numbers
 
 
+def quantize(
+    code: ctypes.CDLL, sums: npt.NDArray[np.floating], *, unit: float, largest: float
+) -> IntArray | None:
+    """Return contiguous float32 or float64 numbers in units, a power of two; None if one is not below the largest."""
+    multiples = np.empty(len(sums), dtype=np.int64)
+    places = (_address(sums), None) if sums.dtype == np.float32 else (None, _address(sums))
+    figures = ctypes.c_double(1 / unit), ctypes.c_double(largest)
+    good = code.quantize(ctypes.c_int64(len(sums)), *places, *figures, _address(multiples))
+    return multiples if good else None
+
+
 def add_noise(
     total: IntArray, noised: npt.NDArray[np.floating], scale: Scale, words: AesWords, further: AesWords
 ) -> None:

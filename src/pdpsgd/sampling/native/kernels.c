@@ -318,6 +318,33 @@ void normals(int64_t groups, const uint64_t *words, stream *further, double scal
             pairs(words + i, further, scale, (numbers *)(to + i), (numbers *)(to + PAIRS + i));
 }
 
+INLINE numbers read(const float *floats, const double *doubles, long place)
+{
+    if (floats != NULL)
+        return __builtin_convertvector(*(const narrow_numbers *)(floats + place), numbers);
+    return *(const numbers *)(doubles + place);
+}
+
+/* To the nearest whole numbers, after scaling by a power of two. Tells whether all are finite and below the largest. */
+int quantize(int64_t count, const float *floats, const double *doubles, double scale, double largest, int64_t *to)
+{
+    integers good = ~(integers){0};
+    long place = 0;
+    for (; place + LANES <= count; place += LANES) {
+        numbers x = read(floats, doubles, place) * scale;
+        numbers size = (numbers)((bits)x & ~SIGN);
+        good &= size < largest;
+        *(integers *)(to + place) = rounded(x, !any(size >= 0x1p51));
+    }
+    int all_good = !any(~good);
+    for (; place < count; place++) {
+        double x = (floats != NULL ? floats[place] : doubles[place]) * scale;
+        all_good = all_good && __builtin_fabs(x) < largest;
+        to[place] = all_good ? (int64_t)__builtin_rint(x) : 0;
+    }
+    return all_good;
+}
+
 typedef struct {
     double deviation; /* of the noise, in units */
     int64_t shift;    /* the grid's step is 2^shift units, */

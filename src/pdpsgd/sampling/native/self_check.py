@@ -47,6 +47,7 @@ def agrees_with_numpy(code: ctypes.CDLL) -> bool:
         and _same_words(code)
         and _same_normals(code)
         and all(_same_release(code, scale, kind) for scale in _SCALES for kind in (np.float32, np.float64))
+        and all(_same_integers(code, kind) for kind in (np.float32, np.float64))
     )
 
 
@@ -85,3 +86,22 @@ def _same_release(code: ctypes.CDLL, scale: grid.Scale, kind: type[np.floating])
         add_noise(total, noised, scale, words, further)
         results.append((noised, words.random_raw(1), further.random_raw(1)))
     return all(map(np.array_equal, *results))
+
+
+def _same_integers(code: ctypes.CDLL, kind: type[np.floating]) -> bool:
+    """Halves, small and large numbers; and each way of being too large, at each place of a vector."""
+    halves = np.arange(-40, 41) / 2.0
+    sums = np.concatenate([halves, halves * 2.0**18 + 0.5, halves * 2.0**50, halves / 3, [0.0, -0.0]]).astype(
+        kind
+    )
+    wanted = np.rint(sums.astype(np.float64) * 8.0).astype(np.int64)
+    found = calls.quantize(code, sums, unit=0.125, largest=2.0**60)
+    if found is None or not np.array_equal(found, wanted):
+        return False
+    for place, wrong in enumerate([np.nan, np.inf, -np.inf, 2.0**57, -(2.0**57)] * 4):
+        for where in (place, len(sums) - 1 - place):
+            changed = sums.copy()
+            changed[where] = wrong
+            if calls.quantize(code, changed, unit=0.125, largest=2.0**60) is not None:
+                return False
+    return True
