@@ -17,7 +17,12 @@ from torch.autograd import forward_ad
 WRITTEN_FOR = "2.13"  # the release of PyTorch whose private names these are
 
 try:
-    from torch.nn.modules.module import _has_any_global_hook
+    from torch.nn.modules.module import (
+        _global_backward_hooks,
+        _global_backward_pre_hooks,
+        _global_forward_hooks,
+        _global_forward_pre_hooks,
+    )
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils import _pytree as pytree
     from torch.utils._device import DeviceContext
@@ -46,6 +51,7 @@ __all__ = [
     "runs_own_convolution",
     "version_of",
     "without_dispatch_modes",
+    "without_hooks",
 ]
 
 # The base classes, lazily initialized kinds included.
@@ -120,15 +126,31 @@ def _set_precision(precisions: list[str]) -> None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether hooks, of this module or of all modules, see its inputs, outputs or their gradients."""
-    return any(
-        (
-            _has_any_global_hook(),  # type: ignore[no-untyped-call]
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
-    )
+    return any(_GLOBAL_HOOKS) or any(getattr(module, name) for name in _HOOKS)
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Let the model run unseen by hooks, of its modules or of all modules."""
+    registered = [getattr(module, name) for module in model.modules() for name in _HOOKS]
+    hooks = [hooks for hooks in (*registered, *_GLOBAL_HOOKS) if hooks]
+    kept = [dict(of_place) for of_place in hooks]
+    for of_place in hooks:
+        of_place.clear()
+    try:
+        yield
+    finally:
+        for of_place, before in zip(hooks, kept, strict=True):
+            of_place.update(before)
+
+
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def apply_convolution(module: Convolution, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

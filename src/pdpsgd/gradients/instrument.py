@@ -17,6 +17,7 @@ from pdpsgd.gradients.recorder import Recorder, Site
 from pdpsgd.gradients.rules.general import general_rule
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.gradients.shortcuts import pool, sequence
+from pdpsgd.gradients.survey import Survey, survey
 from pdpsgd.gradients.unsupported import check_module
 
 
@@ -28,7 +29,7 @@ def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
     instrumented = []
     for name, module, rule in rules:
         site = Site(recorder, name or type(module).__name__)
-        instrumented.append(InstrumentedForward(module, recorder, _by_rule(site, module, rule)))
+        instrumented.append(InstrumentedForward(module, recorder, _by_rule(site, module, rule), site))
     inside_general = {child for _, module, rule in rules if rule is None for child in module.modules()}
     sequences = [
         child for child in model.modules() if type(child) is nn.Sequential and child not in inside_general
@@ -74,8 +75,10 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
 class InstrumentedForward:
     """Stand-in for a module's forward; copies and pickles of the module get its own forward back."""
 
-    def __init__(self, module: nn.Module, recorder: Recorder, forward: Callable[..., Any]) -> None:
-        self._module, self._recorder = module, recorder
+    def __init__(
+        self, module: nn.Module, recorder: Recorder, forward: Callable[..., Any], site: Site | None = None
+    ) -> None:
+        self._module, self._recorder, self._site = module, recorder, site
         self.stands_in_for_own = runs_its_own_forward(module)
         self._before = module.__dict__.get("forward")
         self._original: Callable[..., Any] = module.forward
@@ -84,7 +87,11 @@ class InstrumentedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module: by its rule in a training pass, as it is in any other."""
-        return (self._forward if self._recorder.active() else self._original)(*args, **kwargs)
+        if self._recorder.active():
+            return self._forward(*args, **kwargs)
+        if self._recorder.surveying is not None and self._site is not None:
+            self._recorder.surveying.note(self._site, args, kwargs)
+        return self._original(*args, **kwargs)
 
     def restore(self) -> None:
         """Give the module its own forward back."""
@@ -115,6 +122,7 @@ class _WholeModel:
         on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._channels_last = on_cpu and any(isinstance(child, nn.Conv2d) for child in model.modules())
         self._tried = False
+        self._surveys: dict[Any, Survey | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
@@ -123,6 +131,8 @@ class _WholeModel:
         recorder.inside = True
         # Both stay after the pass: layers run again during the backward pass where activations are checkpointed.
         recorder.batch_size = _batch_size(args, kwargs)
+        recorder.survey = self._surveyed(args, kwargs)
+        recorder.calls_so_far.clear()
         recorder.channels_last = self._channels_last
         try:
             if self._tried or not self._channels_last:
@@ -130,6 +140,25 @@ class _WholeModel:
             return self._try(*args, **kwargs)
         finally:
             recorder.inside = False
+
+    def _surveyed(self, args: Any, kwargs: Any) -> Survey | None:
+        """Return what is known of inputs of this structure; find it out the first time."""
+        if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
+            structure: Any = args[0].dim()
+        else:
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            structure = tree, tuple(leaf.dim() if isinstance(leaf, Tensor) else None for leaf in leaves)
+        if structure not in self._surveys and self._recorder.batch_size != 0:
+            model, recorder = self._recorder.module, self._recorder
+            self._surveys[structure] = survey(
+                model,
+                self._original,
+                args,
+                kwargs,
+                recorder.batch_size,
+                lambda running: setattr(recorder, "surveying", running),
+            )
+        return self._surveys.get(structure)
 
     def _try(self, *args: Any, **kwargs: Any) -> Any:
         state = torch.get_rng_state()
@@ -150,7 +179,12 @@ def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., 
     if rule is None:
         return lambda *args, **kwargs: general_rule(site, module, original, *args, **kwargs)
     apply = rule.apply
-    return lambda *args, **kwargs: apply(site, module, *args, **kwargs)
+
+    def by_rule(*args: Any, **kwargs: Any) -> Any:
+        site.check_input(args, kwargs)
+        return apply(site, module, *args, **kwargs)
+
+    return by_rule
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

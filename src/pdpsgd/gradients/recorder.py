@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.gradients._torch import backward_pass, version_of
+from pdpsgd.gradients._torch import backward_pass, pytree, version_of
 from pdpsgd.gradients.per_example import PerExample, Workspace
+from pdpsgd.gradients.survey import Survey
 
 # From the gradient of a layer's output to each parameter's per-example gradients.
 Gradients = Callable[[Tensor], Iterable[tuple[Tensor, PerExample]]]
@@ -48,6 +50,9 @@ class Recorder:
         self.workspace = Workspace()
         self.paused = False
         self.forced = False
+        self.surveying: Survey | None = None  # a pass over a few rows that finds out what is batched
+        self.survey: Survey | None = None  # what was found, for the model's inputs as they are given
+        self.calls_so_far: Counter[Site] = Counter()  # of each layer, in this forward pass
         self.anchor = torch.zeros((), requires_grad=True)
         self._backward = -1
 
@@ -91,6 +96,33 @@ class Site:
         if size is None or inputs.dim() < 2 or inputs.shape[0] != 1 or size == 1:
             return inputs
         return inputs.expand(size, *inputs.shape[1:])
+
+    def count_call(self) -> int:
+        """Return how many calls of this layer the forward pass has had before."""
+        number = self.recorder.calls_so_far[self]
+        self.recorder.calls_so_far[self] += 1
+        return number
+
+    def follows_batch(self, call: int, leaf: int, dim: int) -> bool | None:
+        """Whether a dimension of a leaf of a call's arguments is the batch; None where nobody knows."""
+        survey = self.recorder.survey
+        return None if survey is None else survey.follows(self, call, leaf, dim)
+
+    def check_input(self, args: Any, kwargs: Any) -> None:
+        """Refuse an input that all examples share, although it has as many rows as the batch."""
+        call = self.count_call()
+        leaves = [args[0]] if args and isinstance(args[0], Tensor) else pytree.tree_leaves((args, kwargs))
+        place = next((index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+        if place is None or self.recorder.batch_size in (None, 1):
+            return
+        shape = leaves[place].shape
+        if shape[:1] == (self.recorder.batch_size,) and self.follows_batch(call, place, 0) is False:
+            fail(
+                f"Expected the first dimension of what {self.name} is given to be the batch. Got {tuple(shape)}, which "
+                f"has as many rows as this batch of {shape[0]} examples by chance: with another batch size it has "
+                "not. Something all examples share, such as positions, needs a first dimension of 1 "
+                "(positions[None]), or one row per example."
+            )
 
     def require_dimensions(self, inputs: Tensor, dimensions: int) -> None:
         """Refuse an input without its batch dimension."""

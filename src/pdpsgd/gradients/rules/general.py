@@ -36,15 +36,9 @@ def general_rule(
         batch = next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
     if batch is None:
         fail(f"{site.name} ({type(module).__name__}) is called without a tensor that has a batch dimension.")
-    # Recurrent modules keep the batch of their states second, whatever batch_first says.
+    # Recurrent modules keep the batch of their states second, also with batch_first.
     state_dim = 1 if isinstance(module, nn.RNNBase) else 0
-
-    def batch_dim(index: int, leaf: Any) -> int | None:
-        dim = state_dim if index > 0 else 0
-        has_batch = isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == batch
-        return dim if has_batch else None
-
-    dims = [batch_dim(index, leaf) for index, leaf in enumerate(leaves)]
+    dims = _batch_dims(site, leaves, batch, state_dim)
     shell = _Shell(forward, module)
     copies = {
         f"module.{name}": _copies(site, parameter, batch)
@@ -76,6 +70,24 @@ def general_rule(
         return pytree.tree_map_only(Tensor, lambda output: _without_single(site, output), outputs)
     finally:
         recorder.paused = False
+
+
+def _batch_dims(site: Site, leaves: list[Any], batch: int, state_dim: int) -> list[int | None]:
+    """Return the dimension of each leaf that is the batch; None for what all examples share."""
+    call = site.count_call()
+    dims: list[int | None] = []
+    for index, leaf in enumerate(leaves):
+        dim = state_dim if index > 0 else 0
+        has_rows = isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == batch
+        follows = site.follows_batch(call, index, dim)
+        if follows and not has_rows:
+            shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf
+            fail(
+                f"Expected dimension {dim} of argument {index} of {site.name} to be the batch of {batch} examples, as "
+                f"at other batch sizes. Got {shape}."
+            )
+        dims.append(dim if has_rows and follows is not False else None)
+    return dims
 
 
 def _is_packed(value: Any) -> bool:
@@ -123,8 +135,10 @@ def _in_a_loop(
     if batch == 0:
         fail(f"{site.name} cannot be run on an empty batch.")
     results = []
+    # Once for all: an index per example would have autograd add a whole batch of gradients for each.
+    parts = {name: copy.unbind(0) for name, copy in copies.items()}
     for example in range(batch):
-        parameters = {name: copy[example] for name, copy in copies.items()}
+        parameters = {name: rows[example] for name, rows in parts.items()}
         inputs = [
             leaf if dim is None else leaf.select(dim, example) for leaf, dim in zip(leaves, dims, strict=True)
         ]
