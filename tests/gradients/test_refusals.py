@@ -20,6 +20,7 @@ from pdpsgd.gradients.clipping import ClippedGradients
         (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), "track_running_stats=False"),
         (nn.Embedding(3, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm=None"),
+        (nn.EmbeddingBag(3, 3, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
         (nn.MultiheadAttention(4, 2), "batch_first=True"),
         (nn.TransformerEncoderLayer(4, 2), "batch_first=True"),
         (nn.LSTM(3, 3), "batch_first=True"),

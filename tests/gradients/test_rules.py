@@ -132,6 +132,18 @@ class DataDependent(nn.Module):
         return x * self.a if x.sum() > 0 else x * self.b
 
 
+class Weighted(nn.Module):
+    """Sums looked-up rows with weights that another layer has a part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.weigh = nn.EmbeddingBag(6, 3, mode="sum"), nn.Linear(5, 5)
+
+    def forward(self, tokens: Tensor, values: Tensor) -> Tensor:
+        result: Tensor = self.bag(tokens, per_sample_weights=self.weigh(values))
+        return result
+
+
 class NHWC(nn.Module):
     """Flattens with view, which insists on the default memory layout."""
 
@@ -187,6 +199,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "embedding, one lookup": (nn.Embedding(6, 3), torch.randint(6, (4,))),
     "embedding, padding": (nn.Embedding(6, 3, padding_idx=2), torch.randint(6, (4, 5))),
     "embedding over a grid": (nn.Embedding(6, 3), torch.randint(6, (4, 2, 3))),
+    "bag, mean": (nn.EmbeddingBag(6, 3), torch.randint(6, (4, 5))),
+    "bag, sum with padding": (nn.EmbeddingBag(6, 3, mode="sum", padding_idx=2), torch.randint(6, (4, 5))),
+    "bag, mean with padding": (nn.EmbeddingBag(4, 3, padding_idx=1), torch.randint(4, (9, 3))),
+    "bag, maximum": (nn.EmbeddingBag(6, 3, mode="max", padding_idx=0), torch.randint(6, (4, 5))),
+    "bag, weighted": (Weighted(), torch.randint(6, (4, 5)), images(4, 5)),
     "layer norm": (nn.LayerNorm(5), images(4, 5)),
     "layer norm over positions": (nn.LayerNorm((3, 5)), images(4, 2, 3, 5)),
     "layer norm without bias": (nn.LayerNorm(5, bias=False), images(4, 3, 5)),
@@ -322,6 +339,26 @@ def test_linear_layers_of_any_shape(
     oracle: Any, batch: int, middle: list[int], widths: tuple[int, int], bias: bool
 ) -> None:
     oracle.check(nn.Linear(*widths, bias=bias).double(), images(batch, *middle, widths[0]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_one_after_the_other_are_bags_of_their_examples(mode: str, last: bool) -> None:
+    """With offsets, the second of them empty, against bags by themselves."""
+    tokens, lengths = torch.randint(7, (9,)), [4, 0, 3, 2]
+    module = nn.EmbeddingBag(7, 3, mode=mode, include_last_offset=last, padding_idx=5).double()
+    offsets = torch.tensor([0, 4, 4, 7, 9] if last else [0, 4, 4, 7])
+    clipped = ClippedGradients(module)
+    module(tokens, offsets).square().sum().backward()
+    found = clipped.per_example_gradients(loss_reduction="sum")[module.weight]
+    clipped.remove()
+    alone = nn.EmbeddingBag(7, 3, mode=mode, padding_idx=5).double()
+    alone.load_state_dict(module.state_dict())
+    for bag, gradient in zip(tokens.split(lengths), found, strict=True):
+        alone.zero_grad()
+        alone(bag[None]).square().sum().backward() if len(bag) else None
+        expected = torch.zeros_like(gradient) if alone.weight.grad is None else alone.weight.grad
+        assert torch.allclose(gradient, expected)
 
 
 @settings(max_examples=30, deadline=None)

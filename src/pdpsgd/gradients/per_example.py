@@ -218,19 +218,14 @@ class OuterProducts(PerExample):
 
 
 class Lookups(PerExample):
-    """Gradients of a table of which each example used some rows, several of them perhaps more than once."""
+    """Gradients of a table of which each example used some rows: (uses, width), each with its example and its row."""
 
-    def __init__(self, rows: Tensor, gradients: Tensor, shape: torch.Size, unused: int | None) -> None:
-        """`rows` (examples, lookups), `gradients` (examples, lookups, width); row `unused` has no gradient."""
-        self.shape = shape
-        self.batch_size = rows.shape[0]
-        owner = torch.arange(self.batch_size, device=rows.device)[:, None].expand_as(rows)
-        keys, positions_of = torch.unique((owner * shape[0] + rows).flatten(), return_inverse=True)
-        self._owner, self._row = keys // shape[0], keys % shape[0]
-        flat = accurate(gradients).flatten(0, 1)
-        self._values = flat.new_zeros(len(keys), flat.shape[1]).index_add_(0, positions_of, flat)
-        if unused is not None:
-            self._values[self._row == unused] = 0
+    def __init__(
+        self, examples: Tensor, rows: Tensor, values: Tensor, shape: torch.Size, batch_size: int
+    ) -> None:
+        """No two uses have the same example and the same row."""
+        self.shape, self.batch_size = shape, batch_size
+        self._owner, self._row, self._values = examples, rows, accurate(values)
 
     def squared_norms(self) -> Tensor:
         """Of the rows used, each counted once."""

@@ -26,10 +26,11 @@ def check_module(name: str, module: nn.Module) -> None:
         )
     if isinstance(module, _TIME_FIRST) and not module.batch_first:
         fail(f"{place} expects the batch in its second dimension. Build it with batch_first=True.")
-    if isinstance(module, nn.Embedding) and module.weight.requires_grad and module.scale_grad_by_freq:
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    if isinstance(module, tables) and module.weight.requires_grad and module.scale_grad_by_freq:
         fail(f"{place} scales gradients by how often a token occurs in the batch, which mixes examples. "
              "Use scale_grad_by_freq=False.")  # fmt: skip
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+    if isinstance(module, tables) and module.max_norm is not None:
         fail(f"{place} rescales, in its forward, the rows the batch happens to use, also where it is frozen, "
              "which nothing protects. Use max_norm=None.")  # fmt: skip
     if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):

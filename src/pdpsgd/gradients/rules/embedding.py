@@ -1,11 +1,13 @@
-"""Embeddings: an example's gradient touches the rows it looked up."""
+"""Embeddings and bags of them: an example's gradient touches the rows it looked up."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pdpsgd.gradients.per_example import Gradient, Lookups, detached
+from pdpsgd.errors import fail
+from pdpsgd.gradients.per_example import Gradient, Lookups, accurate, detached
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 
@@ -17,9 +19,92 @@ def embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
     outputs = F.embedding(rows, detached(module.weight), module.padding_idx)
 
     def gradients(output_gradient: Tensor) -> Gradient:
-        width = output_gradient.shape[-1]
         lookups = rows.reshape(rows.shape[0], max(1, rows[:1].numel()))
-        per_lookup = output_gradient.reshape(*lookups.shape, width)
-        yield module.weight, Lookups(lookups, per_lookup, module.weight.shape, module.padding_idx)
+        owner = torch.arange(len(lookups), device=rows.device)[:, None].expand_as(lookups)
+        examples, used, use_of = _distinct(owner.flatten(), lookups.flatten(), module.num_embeddings)
+        per_lookup = accurate(output_gradient).reshape(len(use_of), -1)
+        values = per_lookup.new_zeros(len(used), per_lookup.shape[1]).index_add_(0, use_of, per_lookup)
+        _clear_padding(module, used, values)
+        yield module.weight, Lookups(examples, used, values, module.weight.shape, len(lookups))
 
     return site.record(outputs, rows, gradients)
+
+
+@rule_for(nn.EmbeddingBag)
+def embedding_bag(
+    site: Site,
+    module: nn.EmbeddingBag,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    """Rule of nn.EmbeddingBag: bags of equal length (examples, length), or one after the other with offsets."""
+    if module.mode == "max" and input.dim() == 1:
+        fail(
+            f"{site.name} takes the maximum over bags with offsets. Give it bags of equal length: (batch, length)."
+        )
+    rows = site.batched(input) if input.dim() == 2 else input
+    outputs = F.embedding_bag(
+        rows,
+        detached(module.weight),
+        offsets,
+        mode=module.mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=module.include_last_offset,
+        padding_idx=module.padding_idx,
+    )
+
+    def gradients(output_gradient: Tensor) -> Gradient:
+        gradient, shape = accurate(output_gradient), module.weight.shape
+        if module.mode == "max":
+            yield module.weight, _of_maxima(module, rows, gradient)
+            return
+        owner = _bag_of_each(rows, offsets)
+        shares = torch.ones_like(owner, dtype=gradient.dtype)
+        if per_sample_weights is not None:
+            shares = per_sample_weights.detach().flatten().to(gradient.dtype)
+        if module.padding_idx is not None:
+            shares = shares.masked_fill(rows.flatten() == module.padding_idx, 0)
+        if module.mode == "mean":
+            sizes = shares.new_zeros(len(gradient)).index_add_(0, owner, shares)
+            shares = shares / sizes.clamp(min=1)[owner]
+        examples, used, use_of = _distinct(owner, rows.flatten(), shape[0])
+        factors = shares.new_zeros(len(used)).index_add_(0, use_of, shares)
+        yield (
+            module.weight,
+            Lookups(examples, used, factors[:, None] * gradient[examples], shape, len(gradient)),
+        )
+
+    return site.record(outputs, rows, gradients)
+
+
+def _bag_of_each(rows: Tensor, offsets: Tensor | None) -> Tensor:
+    """Return the bag of each lookup."""
+    if offsets is None:
+        return torch.arange(rows.shape[0], device=rows.device).repeat_interleave(rows.shape[1])
+    places = torch.arange(len(rows), device=rows.device)
+    return torch.bucketize(places, offsets.to(places.dtype), right=True) - 1
+
+
+def _of_maxima(module: nn.EmbeddingBag, rows: Tensor, gradient: Tensor) -> Lookups:
+    """Return the gradients of rows whose numbers were the largest of their bag, number by number."""
+    found = F.embedding(rows, detached(module.weight))
+    if module.padding_idx is not None:
+        found = found.masked_fill((rows == module.padding_idx)[..., None], -torch.inf)
+    winners = rows.gather(1, found.argmax(1))  # (examples, width)
+    owner = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
+    examples, used, _ = _distinct(owner.flatten(), rows.flatten(), module.num_embeddings)
+    values = gradient[examples] * (winners[examples] == used[:, None])
+    _clear_padding(module, used, values)
+    return Lookups(examples, used, values, module.weight.shape, len(rows))
+
+
+def _distinct(examples: Tensor, rows: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the examples and rows of distinct uses of a table, and which use each lookup belongs to."""
+    keys, use_of = torch.unique(examples * table + rows, return_inverse=True)
+    return keys // table, keys % table, use_of
+
+
+def _clear_padding(module: nn.Embedding | nn.EmbeddingBag, used: Tensor, values: Tensor) -> None:
+    if module.padding_idx is not None:
+        values[used == module.padding_idx] = 0
