@@ -61,7 +61,17 @@ def test_a_drafted_and_confirmed_schema_is_used_as_it_is(run: Callable[..., Any]
 def test_people_set_aside_to_test_on_are_off_the_list(run: Callable[..., Any], people: Path) -> None:
     check(
         run(
-            "train", people, *TABLE, *SMALL, "--test-share", "0.25", "--run-folder", "run", "--json", "f.json"
+            "train",
+            people,
+            *TABLE,
+            *SMALL,
+            "--yes",
+            "--test-share",
+            "0.25",
+            "--run-folder",
+            "run",
+            "--json",
+            "f.json",
         )
     )
     tested = json.loads(Path("f.json").read_text())["evaluation"]["people"]
@@ -95,7 +105,8 @@ def test_a_list_apart_from_the_data_needs_ids(run: Callable[..., Any], people: P
     """With a row less in the data, everybody would get the budget of the person above them on the list."""
     lines = people.read_text().splitlines()
     Path("list.csv").write_text("\n".join(["epsilon", *(line.split(",")[3] for line in lines[1:])]) + "\n")
-    result = run(command, people, "--label", "income", "--budgets", "list.csv", *SMALL)
+    options = ("--label", "income", "--budgets", "list.csv", "--one-row-per-person", *SMALL)
+    result = run(command, people, *options)
     assert result.exit_code == 2
     assert "Expected an id for each person in list.csv (--id-column)" in " ".join(result.output.split())
     np.savez("images.npz", inputs=np.zeros((120, 6, 6), np.uint8), targets=np.arange(120) % 2)
@@ -298,7 +309,7 @@ def test_a_second_run_on_the_same_people_counts_the_first(run: Callable[..., Any
 def test_a_run_that_set_people_aside_is_counted_though_people_allow_more_now(
     run: Callable[..., Any], people: Path
 ) -> None:
-    first = ("--test-share", "0.25", "--mechanism", "dp-sgd", "--run-folder", "first")
+    first = ("--yes", "--test-share", "0.25", "--mechanism", "dp-sgd", "--run-folder", "first")
     check(run("train", people, *TABLE, *SMALL, *first))
     header, *lines = people.read_text().splitlines()
     place = header.split(",").index("epsilon")
@@ -306,7 +317,7 @@ def test_a_run_that_set_people_aside_is_counted_though_people_allow_more_now(
     for row in more:
         row[place] = str(2 * float(row[place]))
     people.write_text("\n".join([header, *map(",".join, more)]) + "\n")
-    again = ("--test-share", "0.25", "--history", "first/public/plan.json", "--run-folder", "second")
+    again = ("--yes", "--test-share", "0.25", "--history", "first/public/plan.json", "--run-folder", "second")
     check(run("train", people, *TABLE, *SMALL, *again))
     both = Plan.from_json(Path("second/public/plan.json").read_text())
     assert any(level.history for level in both.levels)
@@ -315,7 +326,7 @@ def test_a_run_that_set_people_aside_is_counted_though_people_allow_more_now(
 
 def test_rows_without_ids_are_no_names(run: Callable[..., Any], people: Path) -> None:
     """A row that was added since moves everybody by one: row 7 of then is not row 7 of now."""
-    anonymous = ("--label", "income", "--delta-column", "delta")
+    anonymous = ("--label", "income", "--delta-column", "delta", "--one-row-per-person")
     check(run("train", people, *anonymous, *SMALL, "--mechanism", "dp-sgd", "--run-folder", "first"))
     again = (*anonymous, *SMALL, "--history", "first/public/plan.json", "--run-folder", "second")
     header, *lines = people.read_text().splitlines()
@@ -355,7 +366,7 @@ def test_batch_sizes_and_losses_are_written_only_if_asked_for(run: Callable[...,
 
 
 def test_a_comparison_puts_mechanisms_side_by_side(run: Callable[..., Any], people: Path) -> None:
-    options = ("--mechanisms", "dp-sgd,pdp-sgd-exact", "--seeds", "2", "--test-share", "0.3")
+    options = ("--mechanisms", "dp-sgd,pdp-sgd-exact", "--seeds", "2", "--yes", "--test-share", "0.3")
     check(run("compare", people, *TABLE, *options, *SMALL, "--json", "c.json"))
     found = json.loads(Path("c.json").read_text())
     uniform, personal = found["outcomes"]
@@ -365,7 +376,7 @@ def test_a_comparison_puts_mechanisms_side_by_side(run: Callable[..., Any], peop
 
 
 def test_the_same_seeds_give_the_same_comparison(run: Callable[..., Any], people: Path) -> None:
-    options = ("--mechanisms", "pdp-sgd-exact", "--seeds", "1", "--test-share", "0.3")
+    options = ("--mechanisms", "pdp-sgd-exact", "--seeds", "1", "--yes", "--test-share", "0.3")
     for name in ("one.json", "two.json"):
         check(run("compare", people, *TABLE, *options, *SMALL, "--json", name))
     one, two = (json.loads(Path(name).read_text())["outcomes"][0] for name in ("one.json", "two.json"))
@@ -383,7 +394,7 @@ def test_the_same_seeds_give_the_same_comparison(run: Callable[..., Any], people
         (("train", "people.csv", *TABLE, "--model", "nothing:here"), "nothing:here"),
         (("train", "people.csv", *TABLE, "--optimizer-option", "nesterov"), "name=value"),
         (("compare", "people.csv", *TABLE), "Expected test people"),
-        (("compare", "people.csv", *TABLE, "--test-share", "0.3", "--seeds", "0"), "--seeds >= 1"),
+        (("compare", "people.csv", *TABLE, "--yes", "--test-share", "0.3", "--seeds", "0"), "--seeds >= 1"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_exit_code_2(

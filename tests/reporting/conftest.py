@@ -44,7 +44,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.write_text(table.read_text().replace(",high\n", ",high <&> rich\n"))
     (place / "schema.toml").write_text(SCHEMA)
     folder = place / "run"
-    arguments = ["train", str(table), "--schema", str(place / "schema.toml"), "--test-share", "0.3"]
+    arguments = ["train", str(table), "--schema", str(place / "schema.toml"), "--yes", "--test-share", "0.3"]
     options = ["--steps", "20", "--batch-size", "40", "--run-folder", str(folder), "--quiet"]
     result = CliRunner().invoke(app, [*arguments, *options])
     assert result.exit_code == 0, result.output
@@ -56,7 +56,17 @@ def comparison_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("comparison")
     table, page = place / "people.csv", place / "page.html"
     write_people(table, 150, seed=2)
-    arguments = ["compare", str(table), "--label", "income", "--id-column", "person", "--test-share", "0.3"]
+    arguments = [
+        "compare",
+        str(table),
+        "--label",
+        "income",
+        "--id-column",
+        "person",
+        "--yes",
+        "--test-share",
+        "0.3",
+    ]
     options = ["--mechanisms", "dp-sgd,pdp-sgd-exact,pdp-sgd-fixed", "--seeds", "2", "--steps", "20"]
     result = CliRunner().invoke(
         app, [*arguments, *options, "--batch-size", "40", "--page", str(page), "--quiet"]

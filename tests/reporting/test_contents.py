@@ -14,6 +14,7 @@ import pytest
 
 from pdpsgd import Budgets, PdpsgdError, plan
 from pdpsgd.planning.as_published import plan_as_published
+from pdpsgd.planning.verdict import verdict
 from pdpsgd.reporting import run_page, write_run_report
 from pdpsgd.reporting.charts import interval
 from pdpsgd.reporting.run import read_run
@@ -28,7 +29,7 @@ def words(page: str) -> str:
 def test_the_page_names_what_is_promised_proven_and_used(run_folder: Path) -> None:
     page = words((run_folder / "public" / "report.html").read_text())
     run = read_run(run_folder)
-    assert f"The promise is proven for all {run.plan.people:,} people on the list." in page
+    assert f"The promise holds for {run.plan.people:,} of 200 people." in page
     for level in run.plan.levels:
         assert f"{level.proven_epsilon:.4g}" in page
     assert run.plan.digest in page
@@ -75,8 +76,25 @@ def test_the_file_is_complete_in_itself(run_folder: Path) -> None:
 
 def test_a_run_with_a_guessable_seed_is_marked_as_not_for_release(run_folder: Path) -> None:
     run = read_run(run_folder)
-    page = run_page(replace(run, result={**run.result, "release_note": "guessable: not for release"}))
-    assert "this run is not for release" in words(page)
+    found = verdict(run.plan, verified=True, seeded=True).to_dict()
+    page = words(run_page(replace(run, result={**run.result, "verdict": found})))
+    assert "This run is not for release." in page
+    assert "come from a seed" in page
+
+
+def test_the_headline_is_that_of_the_verdict(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    for circumstances, headline in (
+        ({}, "The promise is proven for all"),
+        ({"without_promise": 7}, f"The promise holds for {run.plan.people} of {run.plan.people + 7} people."),
+        ({"schema_from_data": True}, "This run is not for release."),
+    ):
+        found = verdict(run.plan, verified=True, **circumstances).to_dict()
+        page = words(run_page(replace(run, result={**run.result, "verdict": found})))
+        assert headline in page
+        assert ("The promise is proven for all" in page) == (not circumstances)
+    earlier = {name: value for name, value in run.result.items() if name != "verdict"}
+    assert "This run has no verdict." in words(run_page(replace(run, result=earlier)))
 
 
 def test_a_plan_that_proves_nothing_is_marked_so(run_folder: Path) -> None:

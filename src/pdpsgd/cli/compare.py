@@ -13,6 +13,7 @@ from pdpsgd.cli.training_options import (
     DataOptions,
     ListOptions,
     Source,
+    confirm_without_promise,
     make_network,
     read_inputs,
 )
@@ -53,6 +54,7 @@ def compare(
     first_seed: FirstSeed = 0,
     page: Page = Path("comparison.html"),
     report: Report = True,
+    yes: shared.Yes = False,
     json_file: shared.JsonFile = None,
     quiet: shared.Quiet = False,
     config: shared.Config = None,
@@ -74,6 +76,7 @@ def compare(
     inputs = read_inputs(data, records, people)
     if inputs.test_data is None or inputs.budgets is None:
         fail("Expected test people, to compare by: give --test-file or --test-share. Got none.")
+    confirm_without_promise(inputs, yes=yes)
     with screen.bars() as progress:
         made = run_comparison(
             [name.strip() for name in mechanisms.split(",")],

@@ -93,6 +93,7 @@ JsonFile = Annotated[
         show_default=False,
     ),
 ]
+Yes = Annotated[bool, option("--yes", "-y", help="agreement that test people get no promise", panel=OUTPUT)]
 Quiet = Annotated[bool, option("--quiet", "-q", help="no output but errors", panel=OUTPUT)]
 
 

@@ -13,6 +13,7 @@ from pdpsgd.cli.training_options import (
     DataOptions,
     ListOptions,
     Source,
+    confirm_without_promise,
     make_network,
     read_inputs,
     with_features,
@@ -43,6 +44,7 @@ def train(
     earlier: HistoryOptions,
     plan: PlanFile = None,
     report: Report = True,
+    yes: shared.Yes = False,
     json_file: shared.JsonFile = None,
     quiet: shared.Quiet = False,
     config: shared.Config = None,
@@ -65,7 +67,9 @@ def train(
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     _check_folder(options)
-    inputs = with_features(read_inputs(data, records, people), options.preset, screen.say)
+    inputs = read_inputs(data, records, people)
+    confirm_without_promise(inputs, yes=yes or options.resume)
+    inputs = with_features(inputs, options.preset, screen.say)
     for note in inputs.notes:
         screen.say(f"Note: {note}")
     made = _plan(plan, inputs, options, people, earlier)
@@ -141,8 +145,8 @@ def _show(result: TrainingResult, screen: shared.Screen) -> None:
         screen.say(f"Accuracy on {tested:,} test people: {result.accuracy:.1%}{tiers}.")
     elif result.evaluation is None:
         screen.say("No test people, so no accuracy: give --test-file or --test-share.")
-    if result.release_note is not None:
-        screen.say(f"NOT FOR RELEASE: {result.release_note}.")
+    for sentence in result.verdict.sentences:
+        screen.say(sentence)
     screen.say(f"Folder:  {result.run_folder} (public/ may be published; people/ and private/ may not)")
 
 

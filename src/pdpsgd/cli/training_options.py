@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from pdpsgd._typing import FloatArray, IdArray
+from pdpsgd._typing import FloatArray
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import PEOPLE, BudgetOptions
@@ -52,6 +53,9 @@ class DataOptions(Options):
     image_size: int = option(32, "height and width of images in folders, pixels", panel=DATA, kind=int)
     gray: bool = option(
         False, "one channel for images", panel=DATA, kind=bool, names=("--gray", "--grey"), shown=False
+    )
+    one_row_per_person: bool = option(
+        False, "statement that every row is another person", panel=DATA, kind=bool, shown=False
     )
     people_file: Path | None = option(
         None, "table with columns file and id, for folders of images", panel=DATA, kind=Path
@@ -123,12 +127,41 @@ def read_inputs(source: str, how: DataOptions, whose: ListOptions) -> TrainingIn
         image_size=(how.image_size, how.image_size),
         color=not how.gray,
         people_file=how.people_file,
+        one_row_per_person=how.one_row_per_person,
     )
-    everybody = data.ids
+    listed = _list_of(data, source, whose, in_data=in_data)
+    tiers: list[str] | None = None
+    without_promise = 0
     if how.test_share is not None:
-        data = hold_out(data, how.test_share)
+        data, listed, tested = hold_out(data, listed, how.test_share)
+        without_promise = len(tested)
+        epsilon_of = dict(zip(tested.ids.tolist(), tested.epsilon.tolist(), strict=True))
+        assert data.test_ids is not None  # those of the list who were set aside
+        tiers = tier_names(np.array([epsilon_of[name] for name in data.test_ids.tolist()]))
+    elif whose.tiers is not None and data.test_inputs is not None:
+        made_up = Budgets.from_tiers(
+            shared.parse_tiers(whose.tiers), len(data.test_inputs), whose.delta, shuffle=whose.tiers_seed + 1
+        )
+        tiers = tier_names(made_up.epsilon)
+    elif how.test_file is not None and in_data:
+        tested = whose.read(how.test_file)
+        _check_allowed(tested, how.test_file)
+        without_promise, tiers = len(tested), tier_names(tested.epsilon)
+    if whose.tiers is not None and tiers is not None:
+        note = "People were put into tiers at random: differences in accuracy between tiers are chance."
+        data = replace(data, notes=(*data.notes, note))
+    inputs = TrainingInputs.from_people(data, listed, tiers)
+    return replace(inputs, without_promise=without_promise)
+
+
+def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool) -> Budgets:
+    """Read the list of people, or put people into tiers by a public seed."""
     if whose.tiers is not None:
-        return _with_tiers(data, shared.parse_tiers(whose.tiers), whose.delta, whose.tiers_seed)
+        made_up = Budgets.from_tiers(
+            shared.parse_tiers(whose.tiers), len(data.ids), whose.delta, shuffle=whose.tiers_seed
+        )
+        listed = Budgets(made_up.epsilon, made_up.delta, ids=data.ids)
+        return listed if data.named else listed.without_names()
     id_column = whose.id_column or (data.schema.id_column if data.schema is not None else None)
     if whose.budgets is not None and (id_column is None or not data.named):
         where = f"{whose.budgets} (--id-column)" if id_column is None else source
@@ -138,12 +171,34 @@ def read_inputs(source: str, how: DataOptions, whose: ListOptions) -> TrainingIn
         )
     listed = whose.read(whose.budgets or Path(source), id_column=id_column)
     if in_data and id_column is None:
-        listed = Budgets(listed.epsilon, listed.delta, ids=everybody, allow_infinite=True).without_names()
-    if how.test_share is not None and data.test_ids is not None:
-        return _set_aside(data, listed, data.test_ids)
-    tested_too = how.test_file is not None and in_data
-    tiers = tier_names(whose.read(how.test_file).epsilon) if tested_too else None
-    return TrainingInputs.from_people(data, listed, tiers)
+        return Budgets(listed.epsilon, listed.delta, ids=data.ids, allow_infinite=True).without_names()
+    return listed
+
+
+def _check_allowed(tested: Budgets, file: Path) -> None:
+    """Refuse test people who allow nothing: their record is not to be used, for testing either."""
+    refused = int(((tested.epsilon == 0) | (tested.delta == 0)).sum())
+    if refused:
+        fail(
+            f"Expected test people who allow something in {str(file)!r}. Got {refused} at epsilon or delta 0, whose "
+            "record is never to be used: leave their rows out."
+        )
+
+
+def confirm_without_promise(inputs: TrainingInputs, *, yes: bool) -> None:
+    """Say how many people get no promise, and go on only if somebody agrees."""
+    if not inputs.without_promise:
+        return
+    notice = (
+        f"{inputs.without_promise:,} people who said what they allow are used to test on: nothing is promised to them. "
+        f"{0 if inputs.budgets is None else len(inputs.budgets):,} people are on the list."
+    )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail(f"Expected --yes, to train although {notice[0].lower()}{notice[1:]} Got no answer.")
+    if not typer.confirm(f"{notice} Go on?", err=True):
+        fail("Expected agreement, to leave people without a promise. Got none, so nothing was trained.")
 
 
 def with_features(inputs: TrainingInputs, preset: str | None, say: Callable[[str], None]) -> TrainingInputs:
@@ -193,33 +248,3 @@ def tier_names(epsilon: FloatArray, most: int = 6) -> list[str]:
     edges = np.unique(np.quantile(epsilon, np.linspace(0, 1, most + 1), method="lower"))
     place = np.clip(np.searchsorted(edges, epsilon, side="right") - 1, 0, edges.size - 2)
     return [f"{edges[i]:.3g} to {edges[i + 1]:.3g}" for i in place]
-
-
-def _with_tiers(data: PeopleData, shares: dict[float, float], delta: float, seed: int) -> TrainingInputs:
-    """Put people into tiers at random, by a public seed; test people, too."""
-    from pdpsgd.training.inputs import TrainingInputs
-
-    listed = Budgets.from_tiers(shares, len(data.ids), delta, shuffle=seed)
-    budgets = Budgets(listed.epsilon, listed.delta, ids=data.ids)
-    budgets = budgets if data.named else budgets.without_names()
-    if data.test_inputs is None:
-        return TrainingInputs.from_people(data, budgets)
-    test = Budgets.from_tiers(shares, len(data.test_inputs), delta, shuffle=seed + 1)
-    note = "People were put into tiers at random: differences in accuracy between tiers are chance."
-    noted = replace(data, notes=(*data.notes, note))
-    return TrainingInputs.from_people(noted, budgets, tier_names(test.epsilon))
-
-
-def _set_aside(data: PeopleData, listed: Budgets, test_ids: IdArray) -> TrainingInputs:
-    """Take the test people off the list, keeping their budgets to name their tiers."""
-    from pdpsgd.training.inputs import TrainingInputs
-
-    aside = np.isin(listed.ids, test_ids)
-    epsilon_of = dict(zip(listed.ids[aside].tolist(), listed.epsilon[aside].tolist(), strict=True))
-    for name in test_ids.tolist():
-        if name not in epsilon_of:
-            fail(f"Expected every record's person to be on the list. Got {name!r}, who is not.")
-    left = Budgets(listed.epsilon[~aside], listed.delta[~aside], ids=listed.ids[~aside], allow_infinite=True)
-    left = left if listed.named else left.without_names()
-    tiers = tier_names(np.array([epsilon_of[name] for name in test_ids.tolist()]))
-    return TrainingInputs.from_people(data, left, tiers)

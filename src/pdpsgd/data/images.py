@@ -31,7 +31,8 @@ class ImageData:
     """Images as tensors; inputs (people, channels, height, width), targets and ids are aligned.
 
     `ids` say whose record each is: as given, else the file's path, else the position, and then `named` is
-    false. `notes` are what a reader of any result must be told.
+    false. `classes_declared` is false where the number of classes was read from the targets.
+    `notes` are what a reader of any result must be told.
     """
 
     inputs: torch.Tensor
@@ -42,6 +43,7 @@ class ImageData:
     test_targets: torch.Tensor | None = None
     notes: tuple[str, ...] = ()
     named: bool = True
+    classes_declared: bool = True
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -73,7 +75,17 @@ def load_npz(path: str | Path) -> ImageData:
     ids = arrays.get("ids", np.arange(len(inputs)))
     if ids.shape != (len(inputs),):
         fail(f"Expected one id for each of the {len(inputs)} inputs in {path}. Got shape {ids.shape}.")
-    return ImageData(inputs, targets, ids, classes, test_inputs, test_targets, notes, named="ids" in arrays)
+    return ImageData(
+        inputs,
+        targets,
+        ids,
+        classes,
+        test_inputs,
+        test_targets,
+        notes,
+        named="ids" in arrays,
+        classes_declared="classes" in arrays,
+    )
 
 
 def load_folder(

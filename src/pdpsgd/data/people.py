@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_probability, fail
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class PeopleData:
     """Records with the id of their person, and, if there are any, records of other people to test on.
 
     `named` says whether ids are people's own, or only the places of their records in the data. `notes` are what a
-    reader of any result must be told.
+    reader of any result must be told. `learned_from_data` says that ranges, categories or classes were read from the
+    records, which no promise covers.
     `test_ids` are None where test people are not known by name (a benchmark's own test set).
     """
 
@@ -42,6 +44,7 @@ class PeopleData:
     schema: Schema | None = None
     notes: tuple[str, ...] = ()
     named: bool = True
+    learned_from_data: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -68,11 +71,31 @@ def load_people(
     image_size: tuple[int, int] = (32, 32),
     color: bool = True,
     people_file: str | Path | None = None,
+    one_row_per_person: bool = False,
 ) -> PeopleData:
     """Read records from the name of a benchmark, or from the path of your own data.
 
-    A table needs its `label` column; `leave_out` names columns that hold budgets. Without a `schema` the
-    ranges and categories are read from the data, and a note says that the promise does not cover them.
+    Without a `schema` the ranges and categories of a table are read from the data, and a note says that the promise
+    does not cover them.
+
+    Args:
+        source: The name of a benchmark, a .csv, .parquet or .npz file, or a folder of images.
+        label: The column of a table that is to be predicted.
+        id_column: The column of a table with person ids.
+        leave_out: Columns of a table that hold budgets.
+        schema: A file with public ranges and categories.
+        test_file: A table of other people, to test on.
+        data_folder: The folder of the benchmarks.
+        image_size: Height and width that images in folders are brought to.
+        color: Whether images are read in color.
+        people_file: A table with the columns `file` and `id`, for folders of images.
+        one_row_per_person: Says that every row of a table is another person, where it has no ids.
+
+    Returns:
+        Tensors, with the id of each record's person.
+
+    Raises:
+        PdpsgdError: If the data cannot be read, or does not say whose record is whose.
     """
     from pdpsgd.data.benchmarks.catalog import CATALOG
 
@@ -80,7 +103,7 @@ def load_people(
     if str(source) in CATALOG and not path.exists():
         return _benchmark(str(source), data_folder)
     if path.suffix.lower() in TABLES:
-        return _table(path, label, id_column, leave_out, schema, test_file)
+        return _table(path, label, id_column, leave_out, schema, test_file, one_row_per_person)
     if path.suffix.lower() == ".npz":
         return _images(path.name, _load_npz(path))
     if path.is_dir():
@@ -95,27 +118,42 @@ def load_people(
     )
 
 
-def hold_out(data: PeopleData, share: float) -> PeopleData:
-    """Set a share of the people aside, to test on: chosen by their id alone, so the choice reveals nothing.
+def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleData, Budgets, Budgets]:
+    """Set people of the list aside, to test on.
 
-    They do not belong on the list any more: nothing is promised to them.
+    Guarantee: who is set aside depends on ids and `share` alone, never on who supplied a record. Who allows nothing
+    stays on the list, so that their record is not used for testing either.
+
+    Args:
+        data: Records, without test people of their own.
+        budgets: The list of people, with or without a record.
+        share: The share of those who allow something, to set aside.
+
+    Returns:
+        The data with test people, the list without them, and the list of them. Nothing is promised to them.
+
+    Raises:
+        PdpsgdError: If the data has test people already, or the share leaves nobody on one side.
     """
     check_probability(test_share=share)
     if data.test_inputs is not None:
         fail("Expected data without test people, to hold some out. This data has its own.")
     numbers = [
         int.from_bytes(hashlib.sha256(f"test {name}".encode()).digest()[:8], "big")
-        for name in data.ids.tolist()
+        for name in budgets.ids.tolist()
     ]
-    aside = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
-    if aside.all() or not aside.any():
+    usable = (budgets.epsilon > 0) & (budgets.delta > 0)
+    below = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
+    aside = below & usable
+    if not aside.any() or not (usable & ~aside).any():
         fail(
-            f"Expected a test share that leaves people on both sides. Got {share!r} of {len(data.ids)} "
-            "people."
+            f"Expected a test share that leaves people on both sides. Got {share!r} of {int(usable.sum()):,} people "
+            "who allow something."
         )
-    test, train = np.flatnonzero(aside), np.flatnonzero(~aside)
+    tested = np.isin(data.ids, budgets.ids[aside])
+    test, train = np.flatnonzero(tested), np.flatnonzero(~tested)
     note = "Some people were set aside, by their ids, to test on: nothing is promised to them."
-    return replace(
+    parted = replace(
         data,
         inputs=data.inputs[train],
         targets=data.targets[train],
@@ -125,6 +163,14 @@ def hold_out(data: PeopleData, share: float) -> PeopleData:
         test_ids=data.ids[test],
         notes=(*data.notes, note),
     )
+    return parted, _part(budgets, ~aside), _part(budgets, aside)
+
+
+def _part(budgets: Budgets, chosen: npt.NDArray[np.bool_]) -> Budgets:
+    part = Budgets(
+        budgets.epsilon[chosen], budgets.delta[chosen], ids=budgets.ids[chosen], allow_infinite=True
+    )
+    return part if budgets.named else part.without_names()
 
 
 def _benchmark(name: str, folder: str | Path | None) -> PeopleData:
@@ -150,6 +196,7 @@ def _table(
     leave_out: Sequence[str],
     schema: str | Path | None,
     test_file: str | Path | None,
+    one_row_per_person: bool,
 ) -> PeopleData:
     from pdpsgd.data.schema import Schema, draft_schema
     from pdpsgd.data.tabular import encode
@@ -167,6 +214,12 @@ def _table(
         )
     else:
         declared = draft_schema(path, label=label, id_column=id_column, leave_out=leave_out)
+    if declared.id_column is None and not one_row_per_person:
+        fail(
+            f"Expected the column with person ids in {path.name} (--id-column, or id_column in the schema). Got none: "
+            "rows of one person would be trained on, and protected, as several people. If every row is another person, "
+            "say so with --one-row-per-person (one_row_per_person=True)."
+        )
     encoded = encode(path, declared, leave_out=leave_out)
     test = None if test_file is None else encode(test_file, declared, leave_out=leave_out)
     if test is not None and declared.id_column is not None:
@@ -188,6 +241,7 @@ def _table(
         schema=declared,
         notes=encoded.notes,
         named=declared.id_column is not None,
+        learned_from_data=not declared.confirmed,
     )
 
 
@@ -208,4 +262,5 @@ def _images(name: str, loaded: Any) -> PeopleData:
         test_inputs=loaded.test_inputs,
         test_targets=loaded.test_targets,
         notes=loaded.notes,
+        learned_from_data=not loaded.classes_declared,
     )

@@ -150,7 +150,7 @@ def draft_schema(
     """A first schema, read from the data for a person to correct; it comes unconfirmed.
 
     Not private: what it says is computed from the data. `leave_out` names columns that are not features, such
-    as those with budgets.
+    as those with budgets. Columns whose names speak of another epsilon, delta or id are ignored, too.
     """
     frame, source = open_table(table)
     not_features = {name for name in (id_column, *leave_out) if name is not None}
@@ -165,11 +165,16 @@ def draft_schema(
             f"Got {len(classes)} distinct values."
         )
     columns = {
-        name: Ignored() if name in not_features else _draft_column(frame[name])
+        name: Ignored() if name in not_features or is_no_feature(name) else _draft_column(frame[name])
         for name in frame.columns
         if name not in (label, id_column)
     }
     return Schema(label=label, classes=classes, columns=columns, id_column=id_column)
+
+
+def is_no_feature(name: str) -> bool:
+    """Whether a column, by its name, holds a budget or an id: a draft ignores it, and somebody may say otherwise."""
+    return bool(re.search(r"(^|[^a-z])(eps|epsilon|delta|id|uuid)([^a-z]|$)", name.lower()))
 
 
 def text_of(value: Any) -> str:

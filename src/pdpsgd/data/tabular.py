@@ -10,7 +10,7 @@ label must be one of the classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from pdpsgd.data.schema import (
     Schema,
     cells,
     draft_schema,
+    is_no_feature,
     text_of,
 )
 from pdpsgd.errors import fail
@@ -63,7 +64,7 @@ class TabularData:
 
 
 def encode(
-    table: Any, schema: Schema, *, leave_out: Iterable[str] = (), people: npt.ArrayLike | None = None
+    table: Any, schema: Schema, *, leave_out: Collection[str] = (), people: npt.ArrayLike | None = None
 ) -> TabularData:
     """Encode a pandas or polars frame, or a CSV or Parquet file, by a schema.
 
@@ -195,10 +196,17 @@ def _names(name: str, column: Column) -> tuple[str, ...]:
     return (name,)
 
 
-def _notes(frame: Frame, schema: Schema, leave_out: Iterable[str]) -> tuple[str, ...]:
+def _notes(frame: Frame, schema: Schema, leave_out: Collection[str]) -> tuple[str, ...]:
     known = {schema.label, schema.id_column, *schema.columns, *leave_out}
     unknown = [name for name in frame.columns if name not in known]
     notes = [] if schema.confirmed else [NOT_PRIVATE]
+    ignored = [name for name, column in schema.columns.items() if isinstance(column, Ignored)]
+    guessed = [name for name in ignored if name not in leave_out and is_no_feature(name)]
+    if guessed and not schema.confirmed:
+        names = ", ".join(map(repr, guessed))
+        notes.append(
+            f"Columns named like budgets or ids are left out, unless a schema says otherwise: {names}."
+        )
     if unknown:
         notes.append(
             f"Columns that the schema does not declare are left out: {', '.join(map(repr, unknown))}."

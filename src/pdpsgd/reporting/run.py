@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdpsgd.errors import fail
+from pdpsgd.planning.verdict import EXCEPT, NOT_FOR_RELEASE
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.audit import audit_parts
 from pdpsgd.reporting.charts import PAGE
@@ -80,14 +81,18 @@ def _verdict(run: Run, check: Check) -> str:
         )
     if check.broken is not None:
         return parts.verdict(False, "The plan breaks its promise.", f"{check.broken} Do not publish.")
-    note = run.result.get("release_note")
-    if note:
+    found = run.result.get("verdict")
+    if found is None:
         return parts.verdict(
             False,
-            "The plan keeps its promise, but this run is not for release.",
-            f"Reason: {str(note).removesuffix(': not for release')}. To publish a model, train again "
-            "without a seed.",
+            "This run has no verdict.",
+            "It was made by an earlier version. To publish a model, train again.",
         )
+    reasons = " ".join(reason["sentence"] for reason in found["reasons"])
+    if found["outcome"] == NOT_FOR_RELEASE:
+        return parts.verdict(False, "This run is not for release.", reasons)
+    if found["outcome"] == EXCEPT:
+        return parts.verdict(False, found["text"].removesuffix(reasons).strip(), reasons)
     return parts.verdict(
         True,
         f"The promise is proven for all {plan.people:,} people on the list.",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pdpsgd.planning.plans import Plan
+    from pdpsgd.planning.verdict import Verdict
 
 
 CACHE_FRIENDLY = 512
@@ -51,7 +52,7 @@ class TrainingResult:
     """A trained model, what it cost each level, and how good it is. Public things only.
 
     `models` are the models that `model` combines, with their weights, where the plan trained several.
-    `release_note` says why nothing of this is for release; None if nothing speaks against it.
+    `verdict` says whether the promise holds for all, for all but some, or nothing of this is for release.
     """
 
     model: nn.Module
@@ -63,8 +64,13 @@ class TrainingResult:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     seconds: float
-    release_note: str | None
+    verdict: Verdict
     run_folder: Path | None
+
+    @property
+    def release_note(self) -> str | None:
+        """Why nothing of this is for release; None if nothing speaks against it."""
+        return self.verdict.note
 
     @property
     def accuracy(self) -> float | None:
@@ -91,6 +97,7 @@ class TrainingResult:
         return {
             "mechanism": self.plan.mechanism,
             "steps": self.plan.steps,
+            "verdict": self.verdict.to_dict(),
             "release_note": self.release_note,
             "evaluation": None if self.evaluation is None else self.evaluation.to_dict(),
             "levels": levels,
@@ -213,7 +220,7 @@ def fit(
         checkpoint_every=chosen.checkpoint_every,
         progress=chosen.progress,
     )
-    return _finish(trainer, inputs.budgets)
+    return _finish(trainer, inputs)
 
 
 def _trainer(model: nn.Module, inputs: TrainingInputs, plan: Plan, options: TrainingOptions) -> Trainer:
@@ -298,7 +305,7 @@ def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]
     return {name: source for name, source in options.sources.items() if name in names and source != "default"}
 
 
-def _finish(trainer: Trainer, budgets: Budgets | None) -> TrainingResult:
+def _finish(trainer: Trainer, inputs: TrainingInputs) -> TrainingResult:
     """Put the result together, write it, and forget the key."""
     engine, plan, folder = trainer.engine, trainer.plan, trainer.folder
     models = trainer.models()
@@ -314,14 +321,16 @@ def _finish(trainer: Trainer, budgets: Budgets | None) -> TrainingResult:
         settings=trainer.settings,
         versions=versions(),
         seconds=round(trainer.seconds, 1),
-        release_note=engine.release_note,
+        verdict=engine.verdict(
+            schema_from_data=inputs.learned_from_data, without_promise=inputs.without_promise
+        ),
         run_folder=None if folder is None else folder.path,
     )
     if folder is not None and engine.ranks.first:
         folder.write_history(trainer.history)
         folder.write_model(model)
-        if budgets is not None:
-            folder.write_promises(plan, budgets)
+        if inputs.budgets is not None:
+            folder.write_promises(plan, inputs.budgets)
         folder.write_result(result.to_dict())
         erase_key(folder.checkpoint)
     engine.close()

@@ -23,6 +23,8 @@ class TrainingInputs:
     """Records with the person of each, what these people allow, and test people.
 
     `name`, `classes`, `notes` and `schema` are known where the records were read by `load_people`.
+    `learned_from_data` says that ranges, categories or classes were, and `without_promise` counts test people who
+    said what they allow and are promised nothing.
     """
 
     records: Any
@@ -35,6 +37,8 @@ class TrainingInputs:
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     schema: Schema | None = None
+    learned_from_data: bool = False
+    without_promise: int = 0
 
     @classmethod
     def from_people(
@@ -51,6 +55,7 @@ class TrainingInputs:
             classes=data.classes,
             notes=data.notes,
             schema=data.schema,
+            learned_from_data=data.learned_from_data,
         )
 
     @property
@@ -132,5 +137,10 @@ def _tiers(budgets: Budgets | None, tiers: ArrayLike | None) -> np.ndarray[Any, 
     if budgets is not None and tiers is not None:
         fail("Expected test_budgets or test_tiers, not both.")
     if budgets is not None:
+        if not ((budgets.epsilon > 0) & (budgets.delta > 0)).all():
+            fail(
+                "Expected test people who allow something. Got test_budgets with epsilon or delta 0, whose record is "
+                "never to be used: leave their rows out."
+            )
         return budgets.epsilon
     return None if tiers is None else np.asarray(tiers)
