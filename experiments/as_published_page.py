@@ -15,7 +15,7 @@ from experiments.studies import as_published_settings
 
 
 def table_1_as_published(search: Record, record: Record) -> Page:
-    """The paper's own set-up, its cells beside ours, and what is really proven for it."""
+    """Return the page with the paper's own set-up: its cells beside ours, and what is really proven for it."""
     lines = [
         "# Table 1, as the paper set it up",
         "",
@@ -42,7 +42,7 @@ def table_1_as_published(search: Record, record: Record) -> Page:
 
 
 def _rounds_taken(dataset: str, record: Record) -> list[str]:
-    """How many rounds the paper's systems have had."""
+    """Return how many rounds the paper's systems have had."""
     taken: dict[str, set[int]] = {}
     for run in record:
         setting = run["setting"]
@@ -53,7 +53,7 @@ def _rounds_taken(dataset: str, record: Record) -> list[str]:
 
 
 def _is_as_printed(setting: dict[str, Any]) -> bool:
-    """Whether these are the paper's bookkeeping and recipe."""
+    """Return whether these are the paper's bookkeeping and recipe."""
     return bool(
         setting["bookkeeping"] == "as-published"
         and setting == replace(Setting.from_dict(setting), recipe=PAPERS_RECIPE).to_dict()
@@ -61,7 +61,7 @@ def _is_as_printed(setting: dict[str, Any]) -> bool:
 
 
 def _claims(record: Record) -> list[str]:
-    """What the paper would claim for as-published runs, and what is provable."""
+    """Return what the paper would claim for as-published runs, and what is provable."""
     seeds: dict[tuple[Any, ...], list[int]] = {}
     for run in record:
         setting = run["setting"]

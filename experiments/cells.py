@@ -43,7 +43,7 @@ class Cell:
         return statistics.stdev(self.by_seed.values()) if self.seeds > 1 else None
 
     def text(self) -> str:
-        """For a table: mean, deviation, number of seeds; empty without runs, * with a borrowed recipe.
+        """Return mean, deviation, number of seeds for a table; empty without runs, * with a borrowed recipe.
 
         >>> Cell(Setting("mnist", "dp-sgd", Recipe()), {0: 95.0, 1: 96.0}, 1.0, 1.0, 1, 1, 0.5).text()
         '95.50 ± 0.71 (2)'
@@ -54,7 +54,7 @@ class Cell:
         return f"{self.mean:.2f}{spread} ({self.seeds})" + ("" if self.searched else " *")
 
     def row(self) -> dict[str, Any]:
-        """For a CSV file or JSON."""
+        """Return a row for a CSV file or JSON."""
         setting, recipe = self.setting, self.setting.recipe
         return {
             "dataset": setting.dataset,
@@ -88,7 +88,7 @@ class Cell:
 
 
 def cell(setting: Setting, record: Record, printed: Printed | None = None, *, searched: bool = True) -> Cell:
-    """The runs of a setting that are on record."""
+    """Return the runs of a setting that are on record."""
     runs = sorted(record.of(setting), key=lambda run: int(run["seed"]))
     proven = [level["proven_epsilon"] for run in runs for level in run["levels"] if level["proven_epsilon"]]
     return Cell(
@@ -105,12 +105,12 @@ def cell(setting: Setting, record: Record, printed: Printed | None = None, *, se
 
 
 def differences(one: Cell, other: Cell) -> list[float]:
-    """How many points one is above the other, for each seed that both have."""
+    """Return how many points one is above the other, for each seed that both have."""
     return [one.by_seed[seed] - other.by_seed[seed] for seed in one.by_seed if seed in other.by_seed]
 
 
 def gain(found: Cell | None, uniform: Cell | None) -> str:
-    """Points more than uniform DP-SGD, seed by seed: their mean ± its standard error; empty without seeds in common.
+    """Return the gain over uniform DP-SGD, seed by seed: mean ± standard error; empty without common seeds.
 
     >>> from dataclasses import replace
     >>> made = Setting("mnist", "dp-sgd", Recipe())
@@ -126,7 +126,7 @@ def gain(found: Cell | None, uniform: Cell | None) -> str:
 
 
 def network_of(recipe: Recipe) -> str:
-    """The model and what is not as in the paper about it, for a table.
+    """Return the model and what is not as in the paper about it, for a table.
 
     >>> network_of(Recipe(activation="tanh", views=4))
     "the paper's CNN with tanh, 4 views"
@@ -135,8 +135,8 @@ def network_of(recipe: Recipe) -> str:
         return "linear on scattering features"
     differences = [
         "" if recipe.activation == "relu" else f" with {recipe.activation}",
-        ", images standardised" if recipe.features == "standardised-pixels" else "",
-        ", images standardised locally" if recipe.features == "locally-standardised-pixels" else "",
+        ", images standardized" if recipe.features == "standardised-pixels" else "",
+        ", images standardized locally" if recipe.features == "locally-standardised-pixels" else "",
         f", {recipe.views} views" if recipe.views > 1 else "",
         ", started from drawn digits" if recipe.start == "drawn" else "",
     ]
@@ -144,7 +144,7 @@ def network_of(recipe: Recipe) -> str:
 
 
 def printed_text(printed: Printed | None) -> str:
-    """A printed figure for a table; empty where nothing was printed."""
+    """Return a printed figure for a table; empty where nothing was printed."""
     if printed is None:
         return ""
     return f"{printed.mean:.2f}" + ("" if printed.deviation is None else f" ± {printed.deviation:.2f}")

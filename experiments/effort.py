@@ -37,7 +37,7 @@ def measure_all(settings: list[Setting], record: Record, *, seed: int = 0, quick
 def measure(
     settings: list[Setting], *, seed: int = 0, turns: int = TURNS, steps: int = STEPS_A_TURN
 ) -> list[dict[str, Any]]:
-    """Iterations and models by the plan, and processor time of an iteration: the median of some turns.
+    """Measure iterations and models by the plan, and processor time per iteration: the median of some turns.
 
     Processor time rather than the clock's, and in turns, so that other work on the machine counts for less and
     meets all alike.
@@ -62,12 +62,12 @@ class _Contender:
         self._seconds(1)  # what is done once in a process
 
     def take_turn(self, steps: int) -> None:
-        """Train for so many steps, and for one: the difference is without what is done once."""
+        """Train for this many steps, and for one: the difference is without what is done once."""
         one, all_of_them = (self._seconds(count) for count in (1, steps))
         self.milliseconds.append(1000 * (all_of_them - one) / (steps - 1))
 
     def measured(self) -> dict[str, Any]:
-        """A line of the record."""
+        """Return a line of the record."""
         models = 1 + sum(r.fresh_model for r in self.planned.rounds[1:])
         return {
             "key": self.setting.key(self.seed),

@@ -49,7 +49,7 @@ def save_chart(chart: Any, folder: Path, name: str) -> list[Path]:
 
 
 def distributions() -> Any:
-    """How many people allow which epsilon, for the paper's three skews (its figure "skew")."""
+    """Draw how many people allow which epsilon, for the paper's three skews (its figure "skew")."""
     rows = []
     for k in SKEWS:
         epsilons, people = np.unique(Budgets.exponential(PEOPLE, k=k).epsilon, return_counts=True)
@@ -81,7 +81,7 @@ def distributions() -> Any:
 
 
 def rounds_as_published(mechanism: str, *, seed: int = 0) -> Any:
-    """What people have left and how likely each is drawn, round by round, with the paper's bookkeeping."""
+    """Draw what people have left and their probability of participation, round by round, as published."""
     # With noise 1.3 the first round takes nearly all; with noise that is searched for, there are more.
     recipe = replace(PAPERS_RECIPE, steps=TABLE_2["pdp-sgd"].iterations, noise_multiplier=None)
     setting = Setting("mnist", mechanism, recipe, Population(), bookkeeping="as-published", accountant="rdp")
@@ -97,7 +97,7 @@ def rounds_as_published(mechanism: str, *, seed: int = 0) -> Any:
 
 
 def rounds_sound(mechanism: str) -> Any:
-    """The same where everybody pays, by the plan of table 1: left before each round, and rates of its steps."""
+    """Draw the same where everybody pays, by the plan of table 1: left before each round, and sampling rates."""
     recipe = recipe_for(mechanism, GRIDS["mnist", "pixels"][0])
     setting = Setting("mnist", mechanism, recipe, Population())
     made = plan_of(setting, setting.population.budgets(PEOPLE, shuffle=0), seed=0)
@@ -177,7 +177,7 @@ def _counted(index: int, tau: float, left: Any, chance: Any, people: Any) -> Row
 
 
 def _round_chart(rows: Rows, *, title: str, subtitle: list[str], chance: str) -> Any:
-    """One strip a round: people by what they have left, and by their chance, a bar a value, without those at 0."""
+    """Draw one strip per round: people by what they have left, and by their probability, without those at 0."""
     frame = pl.DataFrame(rows).filter(pl.col("chance") > 0)
     strips = []
     for name in dict.fromkeys(frame["round"].to_list()):
@@ -209,7 +209,7 @@ def _round_chart(rows: Rows, *, title: str, subtitle: list[str], chance: str) ->
 
 
 def weight_points(search: Record, record: Record) -> Rows:
-    """Our accuracies on MNIST by w1, as far as they are on record."""
+    """Return our accuracies on MNIST by w1, as far as they are on record."""
     found = ((s, cell(s, record)) for s in weight_settings("mnist", search))
     return [
         _point("w1", s.weights[0], "pdp-sgd-fixed, sound", runs)
@@ -219,7 +219,7 @@ def weight_points(search: Record, record: Record) -> Rows:
 
 
 def interval_points(search: Record, record: Record) -> Rows:
-    """Our accuracies on MNIST by the interval of budgets and system, as far as they are on record."""
+    """Return our accuracies on MNIST by the interval of budgets and system, as far as they are on record."""
     found = ((s, cell(s, record)) for s in interval_settings("mnist", search))
     return [
         _point("alpha", s.population.highest - s.population.lowest, f"{s.system}, sound", runs)
@@ -244,7 +244,7 @@ def _point(x: str, value: float, series: str, runs: Cell) -> dict[str, Any]:
 
 
 def weights(points: Rows) -> Any:
-    """Accuracy against w1 (the paper's figure "weight"); None without points."""
+    """Draw accuracy against w1 (the paper's figure "weight"); None without points."""
     if not points:
         return None
     return sweep(
@@ -261,7 +261,7 @@ def weights(points: Rows) -> Any:
 
 
 def intervals(points: Rows) -> Any:
-    """Accuracy against the interval of budgets (the paper's figure "interval"); None without points."""
+    """Draw accuracy against the interval of budgets (the paper's figure "interval"); None without points."""
     if not points:
         return None
     return sweep(
@@ -278,7 +278,7 @@ def intervals(points: Rows) -> Any:
 
 
 def seeds_text(points: Rows) -> str:
-    """How many seeds the points of a sweep have.
+    """Return how many seeds the points of a sweep have.
 
     >>> seeds_text([{"seeds": 1}, {"seeds": 1}])
     '1 seed a point.'
@@ -294,7 +294,7 @@ def seeds_text(points: Rows) -> str:
 
 
 def sweep(points: Rows, *, x: str, title: str, subtitle: list[str], marks: Rows) -> Any:
-    """Accuracy against a parameter: mean and deviation of our runs, and the paper's printed points.
+    """Draw accuracy against a parameter: mean and deviation of our runs, and the paper's printed points.
 
     The axis shows the bulk of the points; those below it are marked at its foot and named in the subtitle.
     """
@@ -341,7 +341,7 @@ def sweep(points: Rows, *, x: str, title: str, subtitle: list[str], marks: Rows)
 
 
 def axis_bottom(points: Rows) -> int:
-    """Where the axis of a sweep begins: below the bulk, and never far below the median.
+    """Return where the axis of a sweep begins: below the bulk, and never far below the median.
 
     >>> axis_bottom([{"accuracy": a, "low": a} for a in (28.1, 94.8, 95.2, 96.5)])
     94
@@ -360,7 +360,7 @@ def _named(point: dict[str, Any], x: str, *, several: bool) -> str:
 
 
 def printed_point(x: str, value: float, dataset: str, system: str) -> dict[str, Any]:
-    """A cell of the paper's table 1 (k = 0) as a point of a sweep."""
+    """Return a cell of the paper's table 1 (k = 0) as a point of a sweep."""
     printed = TABLE_1[dataset, 0.0, system]
     spread = printed.deviation or 0.0
     return {x: value, "accuracy": printed.mean, "low": printed.mean - spread, "high": printed.mean + spread}

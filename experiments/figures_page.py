@@ -79,7 +79,7 @@ SECTIONS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 
 def figures_page(search: Record, record: Record, output: Path) -> str:
-    """The page that shows every figure that is in the folder."""
+    """Return the page that shows every figure that is in the folder."""
     tables = {
         "weights-mnist": _sweep_table("w1", figures.weight_points(search, record), 0.7, "pdp-sgd-fixed"),
         "intervals-mnist": _sweep_table(
@@ -98,7 +98,7 @@ def figures_page(search: Record, record: Record, output: Path) -> str:
 
 
 def _sweep_table(x: str, points: list[dict[str, Any]], printed_at: float, system: str) -> list[str]:
-    """The points of a sweep in figures, with the paper's cell where it printed one (MNIST, k = 0)."""
+    """Return the points of a sweep in figures, with the paper's cell where it printed one (MNIST, k = 0)."""
     names = list(dict.fromkeys(p["series"] for p in points))
     printed = f"{printed_text(TABLE_1['mnist', 0.0, system])} ({system})"
     lines = [

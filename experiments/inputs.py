@@ -30,12 +30,12 @@ FEATURES = (
     "locally-standardised-pixels",
     "scattering",
 )
-"""Pixels are normalised by fixed constants; unit pixels are from 0 to 1, as they are in the files; signed pixels from
--1 to 1; standardised pixels have mean 0 and standard deviation 1 within each image, or around each pixel."""
+"""Pixels are normalized by fixed constants; unit pixels are from 0 to 1, as they are in the files; signed pixels from
+-1 to 1; standardized pixels have mean 0 and standard deviation 1 within each image, or around each pixel."""
 
 
 def data_of(setting: Setting) -> tuple[Pair, Pair]:
-    """Training and test people; for a search, the last 5,000 of the training people are held out instead."""
+    """Load training and test people; for a search, 5,000 of the training people are held out instead."""
     loaded = features_of(setting.dataset, setting.recipe.features)
     inputs, targets = loaded.train_inputs, loaded.train_targets
     if setting.split == "test":
@@ -45,7 +45,7 @@ def data_of(setting: Setting) -> tuple[Pair, Pair]:
 
 
 def model_of(setting: Setting) -> nn.Module:
-    """The paper's network for the data set; on scattering features a linear model that starts at zero."""
+    """Make the paper's network for the data set; on scattering features a linear model that starts at zero."""
     check_one_of(STARTS, start=setting.recipe.start)
     shape = features_of(setting.dataset, setting.recipe.features).input_shape
     if setting.recipe.features == "scattering":
@@ -66,7 +66,7 @@ def model_of(setting: Setting) -> nn.Module:
 
 @lru_cache(maxsize=1)
 def features_of(dataset: str, features: str) -> datasets.Dataset:
-    """A benchmark with these features as inputs."""
+    """Load a benchmark with these features as inputs."""
     check_one_of(FEATURES, features=features)
     loaded = datasets.load(dataset)
     if features == "scattering":
@@ -82,7 +82,7 @@ _PIXELS: dict[str, Callable[[Tensor, Normalization], Tensor]] = {
     "unit-pixels": lambda images, normalization: normalization.undone(images),
     "signed-pixels": lambda images, normalization: 2 * normalization.undone(images) - 1,
 }
-"""As they are in the files, or twice that less one; others are in `standardising`."""
+"""As they are in the files, or twice that less one; others are in `standardization`."""
 
 
 def _changed(images: Tensor, features: str, normalization: Normalization) -> Tensor:
@@ -90,7 +90,7 @@ def _changed(images: Tensor, features: str, normalization: Normalization) -> Ten
 
 
 def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:
-    """Scattering features, rounded to half precision so that fresh and stored ones are the same."""
+    """Compute scattering features, rounded to half precision so that fresh and stored ones are the same."""
     path = download_folder() / "scattering" / f"{loaded.name}.safetensors"
     if not path.exists():
         _store_scattered(loaded, path)

@@ -106,7 +106,7 @@ def _headline(search: Record, record: Record) -> list[str]:
 
 
 def _missing(search: Record, record: Record) -> list[str]:
-    """How much of each study is on record."""
+    """Return how much of each study is on record."""
     lines = ["| command | data set | trials of the search | runs |", "|---|---|---|---|"]
     for name, study in STUDIES.items():
         for dataset in study.datasets:

@@ -35,7 +35,7 @@ class Page:
 
 
 def by_skew(dataset: str, systems: Sequence[str], cells: Sequence[Cell]) -> list[str]:
-    """A table of systems at the three skews, beside the paper's cells; and how many steps they take at k = 0."""
+    """Return a table of systems at the three skews, beside the paper's cells, and their steps at k = 0."""
     heads = " | ".join(f"k = {k:g} | paper" for k in SKEWS)
     lines = [f"| system | {heads} | steps |", f"|---|{'---|---|' * len(SKEWS)}---|"]
     for system in systems:
@@ -51,12 +51,12 @@ def by_skew(dataset: str, systems: Sequence[str], cells: Sequence[Cell]) -> list
 
 
 def find(cells: Sequence[Cell], system: str, k: float) -> Cell | None:
-    """The cell of a system at a skew."""
+    """Return the cell of a system at a skew."""
     return next((c for c in cells if c.setting.system == system and c.setting.population.k == k), None)
 
 
 def text(found: Cell | None) -> str:
-    """A cell for a table."""
+    """Return a cell for a table."""
     return "" if found is None else found.text()
 
 

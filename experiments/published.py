@@ -76,5 +76,5 @@ PAPERS_EPSILON_CONSTANTS = {-0.2: (2.098, -1.715), 0.2: (1.554, -1.715)}
 
 
 def best_of_paper(dataset: str, k: float = 0.0) -> Printed:
-    """The paper's best cell for a data set."""
+    """Return the paper's best cell for a data set."""
     return max(cell for (name, skew, _), cell in TABLE_1.items() if name == dataset and skew == k)

@@ -55,7 +55,7 @@ def _with_noise_for_the_sum(planned: Plan, batch_size: float) -> Plan:
 
 
 def _with_weighted_batches(planned: Plan, batch_size: float) -> Plan:
-    """An as-published plan whose batches are drawn from everybody, each person with a weight: their chance to be drawn.
+    """Return an as-published plan whose batches are sampled from everybody, each person with a weight.
 
     The paper's appendix has a weighted sampler for batches, its Algorithm 1 draws people once a round. Those who are
     charged for a round are the same as there, those who are exposed to it are not.

@@ -24,7 +24,7 @@ from experiments.studies import (
 
 
 def reasons(cells: Sequence[Cell], search: Record, record: Record) -> list[str]:
-    """Lines of the page, as far as there are runs; `cells` are those of table 1 as published."""
+    """Return lines of the page, as far as there are runs; `cells` are those of table 1 as published."""
     return [
         *_differences(cells, record),
         *_by_inputs(search, record),
@@ -99,7 +99,7 @@ def _deviation(entry: Cell, printed: Printed) -> float:
 
 
 def _reason(tried: dict[str, Cell], printed: Printed) -> str | None:
-    """The simplest experiment by which a cell comes within two deviations of the print; None if there is none."""
+    """Return the simplest experiment that brings a cell within two deviations of the print, or None."""
     for what, found in tried.items():
         if abs((found.mean or 0.0) - printed.mean) <= 2 * _deviation(found, printed):
             return f"{what}: {found.text()}"
@@ -123,10 +123,10 @@ def _by_inputs(search: Record, record: Record) -> list[str]:
         "",
         "## What the inputs do",
         "",
-        "The paper does not say how pixels were scaled. Above they are normalised by the data set's customary "
+        "The paper does not say how pixels were scaled. Above they are normalized by the data set's customary "
         "constants; here also from 0 to 1, as they are in the files, and from -1 to 1, all else the same:",
         "",
-        "| data set | k | system | normalised | from 0 to 1 | from -1 to 1 | paper |",
+        "| data set | k | system | normalized | from 0 to 1 | from -1 to 1 | paper |",
         "|---|---|---|---|---|---|---|",
         *rows,
     ]

@@ -40,7 +40,7 @@ class Record:
             yield run
 
     def has(self, setting: Setting, seed: int) -> bool:
-        """Whether this run is done."""
+        """Return whether this run is done."""
         return any(run["seed"] == seed for run in self.of(setting))
 
     def add(self, run: dict[str, Any]) -> None:
@@ -54,6 +54,6 @@ class Record:
             os.close(descriptor)
 
     def of(self, setting: Setting) -> list[dict[str, Any]]:
-        """The finished runs of a setting, one for each seed."""
+        """Return the finished runs of a setting, one for each seed."""
         wanted = setting.to_dict()  # compared by value, so that a batch of 64 is one of 64.0
         return [run for run in self if run["setting"] == wanted]

@@ -50,7 +50,7 @@ def reproduce(
     say: Say = print,
     progress: bool = False,
 ) -> list[Path]:
-    """Run what is missing of a table or figure, then write its pages; the files that were written.
+    """Run what is missing of a table or figure, then write its pages; return the files written.
 
     `systems` and `skews` (the paper's k) leave out other runs.
     `quick` takes few steps, to show that everything runs, and keeps its records apart. `part` (i, n) takes
@@ -118,7 +118,7 @@ def _datasets_of(study: Study, asked: Sequence[str]) -> Sequence[str]:
 
 
 def _measure_effort(output: Path, search: Record, datasets: Sequence[str], *, quick: bool) -> None:
-    """The cheap part of table 2: plans, and the time of their first steps."""
+    """Measure the cheap part of table 2: plans, and the time of their first steps."""
     from experiments.effort import measure_all
 
     effort = Record(output / "effort.jsonl")

@@ -1,4 +1,4 @@
-"""Carries out one run: data, people, plan, training, and everything worth keeping of it."""
+"""One run: data, people, plan, training, and everything worth keeping of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_all(
     say: Callable[[str], None] = print,
     progress: bool = False,
 ) -> int:
-    """Carry out the runs (settings with seeds) that the record does not have yet; how many there were.
+    """Do the runs (settings with seeds) that the record does not have yet; return how many there were.
 
     `quick` runs are short, and recorded as if they were the real ones: give them a record of their own. `progress`
     shows a bar for the run in hand. Interrupted, it says where the finished runs are.
@@ -59,7 +59,7 @@ def run_all(
 
 
 def run(setting: Setting, seed: int, *, progress: bool = False) -> dict[str, Any]:
-    """Train and evaluate once. The seed decides who has which budget, the first weights, draws and noise."""
+    """Train and evaluate once. The seed decides who has which budget, the first weights, samples and noise."""
     commit = commit_of_this_code()  # asked before training: the clone may move on meanwhile
     train, test = data_of(setting)
     budgets = setting.population.budgets(len(train[1]), shuffle=seed)
@@ -109,7 +109,7 @@ def run(setting: Setting, seed: int, *, progress: bool = False) -> dict[str, Any
 
 
 def title(setting: dict[str, Any], seed: int) -> str:
-    """Which run it is.
+    """Return which run it is.
 
     >>> from experiments.settings import Recipe
     >>> title(Setting("mnist", "dp-sgd", Recipe()).to_dict(), 0)
@@ -127,7 +127,7 @@ def title(setting: dict[str, Any], seed: int) -> str:
 
 
 def describe(run: dict[str, Any]) -> str:
-    """A finished run in one line."""
+    """Return a finished run in one line."""
     return (
         f"{title(run['setting'], run['seed'])}: {run['setting']['split']} accuracy {100 * run['accuracy']:.2f} % "
         f"after {run['iterations']:,} steps, {run['seconds']:.0f} s"
@@ -136,7 +136,7 @@ def describe(run: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def commit_of_this_code() -> str | None:
-    """The commit that the running code is from, "+" if it was changed since; None if it is not from a clone."""
+    """Return the commit of the running code, "+" if it was changed since; None outside a clone."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return None
@@ -149,7 +149,7 @@ def commit_of_this_code() -> str | None:
 
 
 def summary_of_levels(planned: Plan, claimed: Sequence[Claim] = ()) -> list[dict[str, Any]]:
-    """Promised and proven epsilon, one entry for each budget; `claimed` has what as-published plans have instead.
+    """Return promised and proven epsilon, one entry for each budget.
 
     As-published plans have a level for every history of draws, which is sensitive: people of one budget are
     put together, and the worst of them counts.

@@ -55,7 +55,7 @@ SOUND_ROUNDS = {"adapdp": 2, "pdp-sgd-fixed": 3, "pdp-sgd-adaptive": 3}
 
 
 def recipe_for(system: str, recipe: Recipe) -> Recipe:
-    """The recipe as a system can use it.
+    """Return the recipe as a system can use it.
 
     Where everybody pays, systems with thresholds have spent all that people allow after two to four rounds, and
     a plan drops the rounds after that. Of ten rounds most would be dropped, with their steps; with two or three,
@@ -65,7 +65,7 @@ def recipe_for(system: str, recipe: Recipe) -> Recipe:
 
 
 def kind_of(setting: Setting) -> str | None:
-    """The kind of training whose grid a setting's recipe is from; None if it is from no grid."""
+    """Return the kind of training whose grid a setting's recipe is from; None if it is from no grid."""
     for (dataset, kind), (recipe, _) in GRIDS.items():
         alike = replace(setting.recipe, learning_rate=recipe.learning_rate, rounds=recipe.rounds)
         if dataset == setting.dataset and alike == recipe:
@@ -76,7 +76,7 @@ def kind_of(setting: Setting) -> str | None:
 def trials(
     dataset: str, system: str, kind: str = "pixels", *, threshold: float | None = None
 ) -> list[Setting]:
-    """The settings that the search tries, all at k = 0."""
+    """Return the settings that the search tries, all at k = 0."""
     recipe, rates = GRIDS[dataset, kind]
     return [
         Setting(
@@ -92,7 +92,7 @@ def trials(
 
 
 def chosen_recipe(record: Record, candidates: list[Setting]) -> Recipe | None:
-    """The recipe that was best on the validation split; None until all candidates have been tried.
+    """Return the best recipe on the validation split; None until all candidates have been tried.
 
     Where there is one candidate only, nothing has to be tried.
     """

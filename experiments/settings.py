@@ -24,7 +24,7 @@ class Population:
     delta: float = 1e-5
 
     def budgets(self, people: int, *, shuffle: int) -> Budgets:
-        """Budgets of so many people; `shuffle` decides who has which."""
+        """Return budgets of this many people; `shuffle` decides who has which."""
         if self.tiers:
             return Budgets.from_tiers(dict(self.tiers), people, self.delta, shuffle=shuffle)
         return Budgets.exponential(
@@ -91,7 +91,7 @@ class Setting:
     reading: str | None = None
 
     def quick(self) -> Setting:
-        """The same with few steps, from random weights: shows that everything runs, and nothing else."""
+        """Return the same with few steps, from random weights: shows that everything runs, and nothing else."""
         steps = None if self.recipe.steps is None else max(10, self.recipe.steps // 50)
         batch_size = min(self.recipe.batch_size, 256)
         recipe = replace(self.recipe, steps=steps, batch_size=batch_size, start="random")
@@ -100,7 +100,7 @@ class Setting:
         return replace(self, recipe=recipe)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         # As in records from before there were these.
         if self.recipe.views == 1:
@@ -114,7 +114,7 @@ class Setting:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Setting:
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         population = dict(plain["population"])
         population["tiers"] = tuple((float(e), float(share)) for e, share in population["tiers"])
         weights = plain["weights"]

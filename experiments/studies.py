@@ -232,7 +232,7 @@ def noise_settings(dataset: str, search: Record) -> list[Setting]:
 def input_settings(
     dataset: str, search: Record, features: tuple[str, ...] = INPUTS_AS_PUBLISHED
 ) -> list[Setting]:
-    """As published, on pixels from 0 to 1 or from -1 to 1 instead of normalised ones: the paper does not say."""
+    """As published, on pixels from 0 to 1 or from -1 to 1 instead of normalized ones: the paper does not say."""
     return [
         with_inputs(setting, inputs)
         for inputs in features

@@ -29,7 +29,7 @@ TIERS = 4
 
 
 def plan_of(setting: Setting, budgets: Budgets, *, seed: int) -> Plan:
-    """The plan by which a setting is trained, for these people.
+    """Compute the plan by which a setting is trained, for these people.
 
     Guarantee: as for `pdpsgd.plan`; the two simple systems are proven by the same accountant, level by level.
     """
@@ -103,7 +103,7 @@ def _as_published(setting: Setting, budgets: Budgets, seed: int) -> Plan:
 
 
 def _uniform_rounds(setting: Setting, budgets: Budgets, edges: list[float], last: float = np.inf) -> Plan:
-    """DP-SGD, one round for each stretch of budgets [edge, next edge), at the edge; others are not drawn."""
+    """Return rounds of DP-SGD for each segment of budgets [edge, next edge), at the edge; others are left out."""
     recipe = setting.recipe
     if recipe.steps is None:
         fail(f"Expected a number of steps for the system {setting.system!r}. Got None.")

@@ -41,7 +41,7 @@ PAPERS_ROUNDS = 10
 
 
 def table_1(search: Record, record: Record) -> Page:
-    """All systems under equal and sound conditions, and what personalization gains."""
+    """Return the page with all systems under equal and sound conditions, and what personalization gains."""
     lines = [
         "# Table 1, under equal and sound conditions",
         "",
@@ -84,7 +84,7 @@ def table_1(search: Record, record: Record) -> Page:
 
 
 def table_2(search: Record, record: Record) -> Page:
-    """Run time, iterations and parameters."""
+    """Return the page with run time, iterations and parameters."""
     lines = [
         "# Table 2: run time, iterations, parameters",
         "",
@@ -125,7 +125,7 @@ def table_2(search: Record, record: Record) -> Page:
 
 
 def _mean_efforts(cells: Sequence[Cell], efforts: dict[str, dict[str, Any]]) -> list[str]:
-    """What the paper's own averages compare with, once all data sets are measured."""
+    """Return what the paper's own averages compare with, once all data sets are measured."""
     rows, iterations = [], {}
     for system in dict.fromkeys(entry.setting.system for entry in cells):
         keys = [c.setting.key(SEARCH_SEED) for c in cells if c.setting.system == system]
@@ -151,7 +151,7 @@ def _mean_efforts(cells: Sequence[Cell], efforts: dict[str, dict[str, Any]]) -> 
 
 
 def features(search: Record, record: Record) -> Page:
-    """Scattering features and a linear model."""
+    """Return the page on scattering features and a linear model."""
     lines = [
         "# A linear model on scattering features",
         "",
@@ -165,7 +165,7 @@ def features(search: Record, record: Record) -> Page:
 
 
 def networks(search: Record, record: Record) -> Page:
-    """The paper's networks as printed and with the best recipe there is for them."""
+    """Return the page on the paper's networks as printed and with the best recipe there is for them."""
     lines = [
         "# The paper's networks, as printed and at their best",
         "",
@@ -174,7 +174,7 @@ def networks(search: Record, record: Record) -> Page:
         "and from others, at more work than all systems of table 1 could be given. Sound bookkeeping, PLD, k = 0. "
         f"Search for both systems: {_grids('relu')}; {_grids('best')}; started from drawn digits {_grids('drawn')}; on "
         "5,000 held-out training people. *Views*: an example goes through the network that often, each time moved by "
-        "up to two pixels, and its gradients are averaged before clipping. *Images standardised*: each has mean 0 and "
+        "up to two pixels, and its gradients are averaged before clipping. *Images standardized*: each has mean 0 and "
         "standard deviation 1; locally, each pixel by those around it. What else was tried is on the search page, "
         "mostly by one trial each. Recipes differ in more than the start, so the rows do not tell what it is worth by "
         "itself.",
@@ -197,7 +197,7 @@ def _exact_and_uniform(
     search: Record,
     record: Record,
 ) -> Page:
-    """A page on which `pdp-sgd-exact` meets uniform DP-SGD, one line a data set and recipe."""
+    """Return a page of `pdp-sgd-exact` beside uniform DP-SGD, one line per data set and recipe."""
     lines += ["", HOW_TO_READ.format(what=name) + " Gains are means over seeds ± standard error.", ""]
     lines += [
         "| data set | model | steps | batch | pdp-sgd-exact | dp-sgd | gain | the paper's best, k = 0 |",
@@ -219,12 +219,12 @@ def _exact_and_uniform(
 
 
 def _alike(one: Cell, other: Cell) -> bool:
-    """Whether the recipes are the same but for the learning rate."""
+    """Return whether the recipes are the same but for the learning rate."""
     return replace(one.setting.recipe, learning_rate=0.0) == replace(other.setting.recipe, learning_rate=0.0)
 
 
 def idp_benchmark(search: Record, record: Record) -> Page:
-    """IDP-SGD's own benchmark."""
+    """Return the page on IDP-SGD's own benchmark."""
     lines = [
         "# IDP-SGD's own benchmark",
         "",
@@ -262,7 +262,7 @@ def idp_benchmark(search: Record, record: Record) -> Page:
 
 
 def search_page(search: Record, record: Record) -> Page:
-    """Every trial of the search."""
+    """Return the page with every trial of the search."""
     lines = [
         "# The hyper-parameter search",
         "",
@@ -333,7 +333,7 @@ def _gains(dataset: str, cells: Sequence[Cell]) -> list[str]:
 
 
 def _is_alike(found: Cell, exact: Cell | None) -> bool:
-    """Whether a t test at 5 % on the differences, seed by seed, finds none; there have to be two seeds at least."""
+    """Return whether a paired t test at 5 % over seeds finds no difference; it takes two seeds at least."""
     pairs = [] if exact is None else differences(found, exact)
     if len(pairs) < 2:
         return False
@@ -342,7 +342,7 @@ def _is_alike(found: Cell, exact: Cell | None) -> bool:
 
 
 def _other_rounds(dataset: str, record: Record) -> list[str]:
-    """Runs of systems with thresholds at other numbers of rounds than the table's, which are in no cell of it."""
+    """Return runs of systems with thresholds at other numbers of rounds than the table's."""
     tried: dict[tuple[str, int], list[float]] = {}
     steps: dict[tuple[str, int], int] = {}
     for run in record:
