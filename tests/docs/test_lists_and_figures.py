@@ -66,6 +66,11 @@ def test_commands_on_the_page_have_the_options_that_are_shown(name: str) -> None
             parse(EXPERIMENTS, words)
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_has_no_traces_of_a_merge(name: str) -> None:
+    assert re.findall(r"^(?:<{7}|>{7}).*", page(name), re.M) == []
+
+
 def shown_commands(text: str, program: str) -> list[str]:
     """Find the commands on a page: lines of their own, and in backticks."""
     return re.findall(rf"^ *({program} [a-z].*)$", text, re.M) + re.findall(
