@@ -38,17 +38,27 @@ def _verdict(made: Comparison) -> str:
         if math.isfinite(tier.promised)
     )
     best = max(made.outcomes, key=lambda outcome: outcome.accuracy)
-    headline = (
-        f"Every mechanism keeps its promise to all {made.people:,} people."
-        if proven
-        else "Not every mechanism here keeps its promise by proof."
+    if not proven:
+        headline = "Not every mechanism here keeps its promise by proof."
+    elif made.runs == 1:
+        headline = f"The run keeps its promise to all {made.people:,} people."
+    elif made.within_budgets:
+        headline = f"All {made.runs} runs together keep the promise to all {made.people:,} people."
+    else:
+        headline = f"Each of the {made.runs} runs keeps its promise by itself; all together, they do not."
+    highest = max(
+        made.together, key=lambda tier: tier.epsilon / tier.allowed if tier.allowed else 0, default=None
+    )
+    cost = (
+        f" All {made.runs} runs cost people who allow {highest.name} an epsilon of {highest.epsilon:.4g}."
+        if highest is not None and made.runs > 1
+        else ""
     )
     return parts.verdict(
-        proven,
+        proven and made.within_budgets,
         headline,
         f"{best.mechanism} has the highest accuracy on test people: {_accuracy_of(best)}, mean of "
-        f"{len(best.seeds)} "
-        f"{'seed' if len(best.seeds) == 1 else 'seeds'}.",
+        f"{len(best.seeds)} {'seed' if len(best.seeds) == 1 else 'seeds'}.{cost}",
     )
 
 

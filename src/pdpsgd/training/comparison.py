@@ -83,8 +83,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Together:
+    """What all runs of a comparison cost the people of a tier, beside what these people allow in all."""
+
+    name: str
+    people: int
+    allowed: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Mechanisms side by side. `notes` are what a reader must be told."""
+    """Mechanisms side by side. `notes` are what a reader must be told; `together` is what all runs cost."""
 
     data: str
     model: str
@@ -95,6 +105,17 @@ class Comparison:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    together: tuple[Together, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """The number of runs on these people."""
+        return sum(len(outcome.seeds) for outcome in self.outcomes)
+
+    @property
+    def within_budgets(self) -> bool:
+        """Whether all runs together cost nobody more than they allow."""
+        return all(tier.epsilon <= tier.allowed for tier in self.together)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -108,6 +129,8 @@ class Comparison:
             "settings": dict(self.settings),
             "versions": dict(self.versions),
             "notes": list(self.notes),
+            "runs": self.runs,
+            "together": [asdict(tier) for tier in self.together],
         }
 
     def table(self) -> Any:
@@ -192,6 +215,7 @@ def compare(
                 progress=progress,
             )
         )
+    together = cost_together([(outcome.plan, len(outcome.seeds)) for outcome in outcomes])
     return Comparison(
         data=name,
         model=model_name,
@@ -201,7 +225,8 @@ def compare(
         outcomes=tuple(outcomes),
         settings=settings,
         versions=versions(),
-        notes=tuple(notes),
+        notes=(*notes, *_about_all_runs(together, sum(len(outcome.seeds) for outcome in outcomes))),
+        together=together,
     )
 
 
@@ -228,6 +253,51 @@ def tiers_of(plan: Plan, most: int = MOST_TIERS) -> tuple[Tier, ...]:
         name = f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
         tiers.append(Tier(name, row.people, high, None if row.proven is None else row.proven[1], row.used))
     return tuple(tiers)
+
+
+def cost_together(plans: Sequence[tuple[Plan, int]], most: int = MOST_TIERS) -> tuple[Together, ...]:
+    """Compute what several plans, each run a number of times on the same people, cost them in all.
+
+    Guarantee: were the seeds secret, everything that all runs show would be (epsilon, delta)-DP for the people of
+    each tier, at their own delta.
+
+    Args:
+        plans: Plans for the same people, and how often each was run.
+        most: The largest number of tiers; the figure of a tier is that of its most generous level.
+
+    Returns:
+        One figure per tier of people who ask for protection.
+    """
+    from pdpsgd.accounting.registry import accountant
+
+    first = plans[0][0]
+    found = []
+    for tier in tiers_of(first, most):
+        if not math.isfinite(tier.promised):
+            continue
+        level = min((x for x in first.levels if x.epsilon == tier.promised), key=lambda x: x.delta)
+        history = tuple(
+            exposure
+            for plan, times in plans
+            for index, same in enumerate(plan.levels)
+            if (same.epsilon, same.delta) == (level.epsilon, level.delta)
+            for exposure in plan.history_of(index) * times
+        )
+        epsilon = accountant("pld").epsilon(history, level.delta)
+        found.append(Together(tier.name, tier.people, tier.promised, epsilon))
+    return tuple(found)
+
+
+def _about_all_runs(together: Sequence[Together], runs: int) -> list[str]:
+    """Say what all runs together cost, where there is more than one."""
+    if runs < 2 or not together:
+        return []
+    cost = " / ".join(f"{tier.epsilon:.4g}" for tier in together)
+    allowed = " / ".join(tier.name for tier in together)
+    return [
+        f"All {runs} runs on these people together cost epsilon {cost} where {allowed} is allowed, even if the seeds "
+        "were secret: the promise is about one of them."
+    ]
 
 
 def _outcome(
