@@ -63,44 +63,44 @@ def generator_of(algorithm: str, seed: bytes) -> BitGenerator:
     """Return the generator of this name, keyed with a seed of 32 bytes, at its beginning."""
     if algorithm == AES:
         code = dispatch.library()
-        return _Buffered(_aes(seed), chunk=512) if code is None else AesWords(code, seed)
+        return _Buffered(_aes(seed)) if code is None else AesWords(code, seed)
     if algorithm == SHAKE:
-        return _Buffered(_shake(seed), chunk=_SHAKE_CHUNK)
+        return _Buffered(_shake(seed))
     state: Any = _State(seed)
     return np.random.SFC64(state)
 
 
 def _aes(seed: bytes) -> Callable[[int], bytes]:
-    """Return what gives the next bytes of AES-256 in counter mode, by the package `cryptography`."""
+    """Return what reads on in AES-256 in counter mode, by the package `cryptography`: at least as many bytes."""
     ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
     encryptor = ciphers.Cipher(ciphers.algorithms.AES(seed), ciphers.modes.CTR(bytes(16))).encryptor()
-    return lambda size: encryptor.update(bytes(size))
+    return lambda size: encryptor.update(bytes(max(size, 512)))
 
 
 _SHAKE_CHUNK = 8 * 136  # bytes: eight blocks of the hash function
 
 
 def _shake(seed: bytes) -> Callable[[int], bytes]:
-    """Return what gives the next chunks: SHAKE-256 of seed and number (hashlib gives a digest from its beginning)."""
+    """Return what reads on, in whole chunks: SHAKE-256 of seed and number (a digest begins at its beginning)."""
     numbers = itertools.count()
 
     def read(size: int) -> bytes:
-        places = (next(numbers).to_bytes(8, "little") for _ in range(size // _SHAKE_CHUNK))
+        places = (next(numbers).to_bytes(8, "little") for _ in range(-(-size // _SHAKE_CHUNK)))
         return b"".join(hashlib.shake_256(seed + place).digest(_SHAKE_CHUNK) for place in places)
 
     return read
 
 
 class _Buffered:
-    """Words of a stream of bytes that is read in whole chunks; what is left over comes first the next time."""
+    """Words of a stream of bytes; of what is read beyond them, the next ones come first."""
 
-    def __init__(self, read: Callable[[int], bytes], *, chunk: int) -> None:
-        self._read, self._chunk, self._left = read, chunk, b""
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read, self._left = read, b""
 
     def random_raw(self, size: int) -> WordArray:
         missing = 8 * size - len(self._left)
         if missing > 0:
-            self._left += self._read(-(-missing // self._chunk) * self._chunk)
+            self._left += self._read(missing)
         content, self._left = self._left[: 8 * size], self._left[8 * size :]
         return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
 

@@ -16,7 +16,7 @@ from pdpsgd.sampling.words import BitGenerator
 UNIT_BITS = 32  # the unit is 2^-32 clipping norms, or down to half of it
 GRID_BITS = 10  # the grid's step is 2^-10 standard deviations, or down to half of it
 LARGEST_NOISE_MULTIPLIER = 2**22
-_BLOCK = 2**14  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
+_BLOCK = 2**13  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
 
 
 def unit_of(clipping_norm: float) -> float:

@@ -72,7 +72,7 @@ def quantize(sums: Sequence[torch.Tensor], *, clipping_norm: float) -> list[torc
             multiples = None if found is None else torch.from_numpy(found).view(total.shape)
         else:
             rounded = total.detach().to(torch.float64).div(unit).round_()
-            multiples = rounded.to(torch.int64) if bool((rounded.abs() < largest).all()) else None
+            multiples = rounded.to(torch.int64) if _is_within(rounded, largest) else None
         if multiples is None:  # the value is private: it is not shown
             fail(
                 f"Expected every element of sums[{place}] to be finite and below {LARGEST_SUM:,} clipping norms "
@@ -80,6 +80,14 @@ def quantize(sums: Sequence[torch.Tensor], *, clipping_norm: float) -> list[torc
             )
         quantized.append(multiples)
     return quantized
+
+
+def _is_within(numbers: torch.Tensor, largest: float) -> bool:
+    """Tell whether all numbers are finite and below the largest."""
+    if numbers.numel() == 0:
+        return True
+    lowest, highest = numbers.aminmax()  # not a number, if one is
+    return bool((lowest > -largest) & (highest < largest))
 
 
 def has_plain_numbers(tensor: torch.Tensor) -> bool:
