@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         "pdpsgd/reporting/page.js",
         "pdpsgd/cli/plan.py",
         "pdpsgd/gradients/native/kernels.c",
+        "pdpsgd/sampling/native/kernels.c",
     } <= names
     assert all(re.match(r"pdpsgd(-[\d.]+\.dist-info)?/", name) for name in names)
     assert not any("experiments" in name for name in names)

@@ -105,7 +105,7 @@ class PoissonSampler:
             return
         r = self._plan.rounds[index]
         people = self._people
-        if any(chance < 1 for chance in r.participation):
+        if any(probability < 1 for probability in r.participation):
             generator = self._source.round_generator(round=index, rank=self._rank)
             people = people.only(_draw(_bands(people.sizes, r.participation), generator))
         self._participants = people
@@ -167,8 +167,8 @@ class _Band:
     """Levels drawn together, at the highest of their rates or, where that is high, by a mask over everybody.
 
     The band's people have places 0, 1, ...; those of its k-th level end before `ends[k]`, and a place plus
-    `shifts[k]` is a place among all members. `limits` are chances in units of 2^-63: under a mask
-    (`counts` is None) the chance to be drawn, else the chance to be kept (None: everybody is).
+    `shifts[k]` is a place among all members. `limits` are probabilities in units of 2^-63: under a mask
+    (`counts` is None) that of being sampled, else that of being kept (None: everybody is).
     """
 
     ends: IntArray
@@ -236,9 +236,9 @@ def _cheapest_split(sizes: IntArray, rates: npt.NDArray[np.float64]) -> Iterator
         end = first[end]
 
 
-def _limits(chances: Sequence[Fraction]) -> WordArray:
-    # Rounded down, so that nobody is drawn more often than planned. A chance of 1 is above all 63-bit words.
-    return np.array([int(chance * 2**63) for chance in chances], dtype=np.uint64)
+def _limits(probabilities: Sequence[Fraction]) -> WordArray:
+    # Rounded down, so that nobody is sampled more often than planned. A probability of 1 is above all 63-bit words.
+    return np.array([int(probability * 2**63) for probability in probabilities], dtype=np.uint64)
 
 
 def _below_limits(generator: BitGenerator, limits: WordArray) -> npt.NDArray[np.bool_]:
