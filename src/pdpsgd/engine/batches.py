@@ -112,6 +112,15 @@ class RandomStates:
         """Read the states."""
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
 
+    def same_as(self, other: RandomStates) -> bool:
+        """Whether no random number was drawn in between."""
+        return (
+            torch.equal(self.of_torch, other.of_torch)
+            and self.of_python == other.of_python
+            and self.of_numpy[2:] == other.of_numpy[2:]
+            and bool((self.of_numpy[1] == other.of_numpy[1]).all())
+        )
+
     def restore(self) -> None:
         """Go on from here."""
         torch.set_rng_state(self.of_torch)

@@ -91,3 +91,35 @@ def test_embeddings_that_rescale_the_rows_they_meet_are_refused(private, kind, t
     embedding.weight.requires_grad_(trainable)
     with pytest.raises(PdpsgdError, match="max_norm=None"):
         private(module=nn.Sequential(embedding, nn.Linear(5, 3)))
+
+
+@pytest.mark.parametrize("place", ["before the model", "after it"])
+def test_parameters_written_between_a_batch_and_its_step_are_refused(private, place):
+    run = private()
+
+    def train():
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            if place == "before the model":
+                with torch.no_grad():
+                    run.module[0].bias.add_(inputs.mean())
+            loss = nn.functional.cross_entropy(run.module(inputs), targets)
+            loss.backward()
+            if place == "after it":
+                with torch.no_grad():
+                    run.module[0].bias.add_(inputs.mean())
+            run.optimizer.step()
+
+    with pytest.raises(PdpsgdError, match=r"Got a change of 0\.bias between a batch and its step"):
+        train()
+    assert run.engine.steps_taken == 0
+    run.engine.close()
+
+
+def test_parameters_may_be_projected_after_the_step(private):
+    run = private()
+    for inputs, targets in run.loader:
+        run.step(inputs, targets)
+        with torch.no_grad():
+            run.module[0].weight.clamp_(-1, 1)
+    assert run.engine.steps_left == 0

@@ -246,3 +246,72 @@ def test_a_class_that_the_first_batch_lacks_is_made_up(private, helpers):
         train(run, lambda m, x, y: cross_entropy(m(x), y, weight=HEAVY))
     assert run.engine.steps_taken == 0
     run.engine.close()
+
+
+def keeps_a_tensor():
+    kept = {"mean": torch.zeros(5)}
+
+    def loss(module, inputs, targets):
+        outputs = module(inputs + kept["mean"])
+        kept["mean"] = inputs.mean(0)
+        return cross_entropy(outputs, targets)
+
+    return loss
+
+
+def keeps_a_loss():
+    kept = {"loss": torch.ones(())}
+
+    def loss(module, inputs, targets):
+        outputs = module(inputs)
+        now = cross_entropy(outputs, targets)
+        whole = now + kept["loss"] * outputs.square().mean()
+        kept["loss"] = now.detach()
+        return whole
+
+    return loss
+
+
+@pytest.mark.parametrize("make", [keeps_a_tensor, keeps_a_loss])
+def test_what_is_kept_of_an_earlier_batch_is_refused_where_it_is_used(private, make):
+    run = private()
+    with pytest.raises(PdpsgdError, match="computed from an earlier batch and is used for this one"):
+        train(run, make())
+    assert run.engine.steps_taken == 1
+    run.engine.close()
+
+
+def test_metrics_may_be_kept_from_batch_to_batch(private):
+    run, total = private(), torch.zeros(())
+
+    def loss(module, inputs, targets):
+        nonlocal total
+        outputs = module(inputs)
+        now = cross_entropy(outputs, targets)
+        total = total + now.detach()
+        total += (outputs.argmax(1) == targets).sum()
+        return now
+
+    train(run, loss)
+    assert run.engine.steps_left == 0
+
+
+WEAK = {
+    "a little of the mean": lambda x: x + 1e-6 * x.mean(0),
+    "nothing where somebody is large": lambda x: torch.where((x > 1e3).any(), 0 * x, x),
+}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_what_mixes_weakly_or_rarely_before_the_model_is_refused(private, name):
+    run = private()
+    with pytest.raises(PdpsgdError, match="mix before the model"):
+        train(run, lambda m, x, y: cross_entropy(m(WEAK[name](x)), y))
+    run.engine.close()
+
+
+def test_what_mixes_weakly_in_the_loss_is_refused(private):
+    run = private()
+    with pytest.raises(PdpsgdError, match="mix in the loss"):
+        train(run, lambda m, x, y: cross_entropy(outputs := m(x), y) + 1e-5 * outputs.std())
+    run.engine.close()

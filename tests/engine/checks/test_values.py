@@ -183,3 +183,37 @@ def test_new_classes_cost_an_ordinary_loop_nothing(private, helpers):
     run = private(plan=helpers.plan(people=40, steps=20), data=rare(40, 17))
     train(run)
     assert run.engine.steps_left == 0
+
+
+RARELY = {
+    "a little of the mean": lambda self, x: x + 1e-5 * x.mean(0),
+    "a little, while it trains": lambda self, x: x + 1e-5 * x.mean(0) if self.training else x,
+    "nothing where somebody is large": lambda self, x: torch.where((x > 1e3).any(), 0 * x, x),
+    "nothing where something is missing": lambda self, x: torch.where(x.isnan().any(), 0.0 * x, x),
+    "by its size, while it trains": lambda self, x: x * len(x) / 20 if self.training else x,
+}
+
+
+@pytest.mark.parametrize("name", RARELY)
+def test_a_model_that_mixes_weakly_or_for_values_that_nobody_has_is_refused(private, name):
+    run = private(module=Takes(RARELY[name]))
+    with pytest.raises(PdpsgdError, match="Examples mix"):
+        train(run)
+    assert run.engine.steps_taken == 0
+    run.engine.close()
+
+
+ROBUST = {
+    "clipped": lambda self, x: x.clamp(-3, 3),
+    "missing filled": lambda self, x: x.nan_to_num(0.0),
+    "normalized by row": lambda self, x: functional.layer_norm(x, (5,)),
+    "dropout": lambda self, x: functional.dropout(x, 0.2, self.training),
+    "noise": lambda self, x: x + torch.randn_like(x) if self.training else x,
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_models_that_take_extremes_row_by_row_train_without_a_word(private, name):
+    run = private(module=Takes(ROBUST[name]))
+    train(run)
+    assert run.engine.steps_left == 0

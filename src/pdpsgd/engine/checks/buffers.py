@@ -23,10 +23,11 @@ _ALLOWED = (SpectralNorm,)
 
 
 class BufferWatch(StepObserver):
-    """Comparison of buffers and frozen parameters between a batch and its step.
+    """Comparison of buffers and parameters between a batch and its step.
 
     Guarantee: a step whose batch changed one of them, as torch counts changes, is refused before anything of it
-    is released. Writes through `.data`, which torch does not count, are found in buffers at the first batch.
+    is released: parameters may change in the step, or after it. Writes through `.data`, which torch does not count,
+    are found in buffers at the first batch.
     """
 
     def __init__(self, module: nn.Module, *, trainable: Iterable[nn.Parameter]) -> None:
@@ -55,7 +56,7 @@ class BufferWatch(StepObserver):
         for name, tensor in now.items():
             before, writes = self._before.get(name, (None, -1))
             if before is not tensor or writes != version(tensor):
-                _refuse(name)
+                _refuse_write(name) if id(tensor) in self._trainable else _refuse(name)
         for name, value in (self._values or {}).items():
             if not _same(now[name], value):
                 _refuse(name)
@@ -63,13 +64,13 @@ class BufferWatch(StepObserver):
             self._values, self._compared_values = None, True
 
     def _tensors(self) -> dict[str, Tensor]:
-        frozen = {
+        parameters = {
             _join(place, name): parameter
             for place, child in self._modules
             for name, parameter in own_parameters(child).items()
-            if parameter is not None and id(parameter) not in self._trainable
+            if parameter is not None
         }
-        return self._buffers() | frozen
+        return self._buffers() | parameters
 
     def _buffers(self) -> dict[str, Tensor]:
         return {
@@ -86,6 +87,14 @@ def _refuse(name: str) -> None:
         f"{name}: what the model keeps there of the batch would be released without noise. Put the module that "
         "holds it into evaluation mode (module.eval()), or remove it; what does not depend on the data can be "
         "changed after optimizer.step()."
+    )
+
+
+def _refuse_write(name: str) -> None:
+    fail(
+        f"Expected the model's parameters to change in optimizer.step(), where noise is added. Got a change of {name} "
+        "between a batch and its step: if it depends on the batch, it is released without noise. Do what does not "
+        "depend on the data (projections, weight decay) after optimizer.step()."
     )
 
 

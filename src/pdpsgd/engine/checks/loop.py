@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from pdpsgd.engine.batches import exchanged, has_rows, same_but_for, tensors
 from pdpsgd.engine.checks.loss import Precision, class_counts, every_class, made_up
-from pdpsgd.engine.checks.replay import Call, CannotTellError, Change, Replay
+from pdpsgd.engine.checks.replay import Call, CannotTellError, Change, Replay, memory_of
 from pdpsgd.errors import fail
 from pdpsgd.gradients.clipping import leaves_of_graph
 
@@ -35,6 +36,7 @@ CheckOwnLoss = Callable[[int], str | None]
 Numbers = list[tuple[str, list[float]]]
 # Batches of two sizes are compared as closely as float32 allows; the sizes must differ by more.
 SIZE_TOLERANCE = 2e-4
+_SHOWN_LATER = " (A batch of another size showed it: do not use what earlier steps trained.)"
 _POWERS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
 
 
@@ -58,6 +60,7 @@ class Recorded:
     own_reduction: str | None
     numbers_before: Numbers  # the model
     numbers_after: Numbers
+    known: dict[int, Tensor]  # all tensors that came from it
 
     def tells_from(self, size: int) -> bool:
         """Whether a batch of this size is different enough to compare with."""
@@ -88,6 +91,10 @@ def check_inputs(replay: Replay, inputs: Any, *, views: int) -> list[Tensor]:
     for replaced, change in _tries(size):
         if not _are_same(replaced, known, replay.again(change, known), rows, size):
             _refuse_inputs("replacing some examples of the batch changes")
+    for replaced, change in _extremes(size):
+        with suppress(CannotTellError):  # an assertion on the range, say, may end there
+            if not _are_same(replaced, known, replay.again(change, known), rows, size):
+                _refuse_inputs("replacing some examples of the batch changes")
     return rows
 
 
@@ -102,7 +109,7 @@ def check_inputs_of_two_sizes(replay: Replay, rows: list[Tensor], earlier: Recor
     for before, after in zip(earlier.inputs, again, strict=True):
         if not same_but_for([], before[chosen], after, replay.size):
             if _follow_size(earlier.numbers_before, numbers_of(replay, rows), earlier.size, replay.size):
-                _refuse_inputs("the number of examples in the batch changes")
+                _refuse_inputs("the number of examples in the batch changes", _SHOWN_LATER)
             _say_if_size_was_asked(replay, "what the model is called with for an example")
 
 
@@ -139,7 +146,7 @@ class LossCheck:
 
     def _compare(self, given: dict[int, Tensor], convert: Change, precision: Precision | None = None) -> None:
         """Compare the gradients of rows that stay while others, or numbers of the model's own, are replaced."""
-        together = self._gradients(lambda leaf: leaf, given=given, convert=convert)
+        together = self._gradients(lambda leaf: leaf, given=given, convert=convert, precision=precision)
         tolerance = TOLERANCE if precision is None else precision.tolerance
         if self.scalars:
             moved = self._gradients(lambda leaf: leaf, given=given, convert=convert, scale=1.37)
@@ -171,8 +178,7 @@ class LossCheck:
             }
             precision = Precision()
             try:
-                with precision:
-                    self._compare(made, partial(_converted, dtype), precision if dtype else None)
+                self._compare(made, partial(_converted, dtype), precision if dtype else None)
             except CannotTellError:
                 continue
             return
@@ -209,10 +215,10 @@ class LossCheck:
             return True
         rows = _spread(self.size, ALL_BUT_ONE)
         pairs = zip(rows, rows[1:] + rows[:1], strict=True)
-        with Precision() as precision:
-            together = self._gradients(lambda leaf: leaf).rows[rows]
-            alone = torch.cat([self._gradients(_only(row), alone=True).rows for row in rows])
-            pair = torch.cat([self._gradients(_only(*two), alone=True).rows[:1] for two in pairs])
+        precision = Precision()
+        together = self._gradients(lambda leaf: leaf, precision=precision).rows[rows]
+        alone = torch.cat([self._gradients(_only(row), alone=True).rows for row in rows])
+        pair = torch.cat([self._gradients(_only(*two), alone=True).rows[:1] for two in pairs])
         differ = partial(_differ, other=alone, tolerance=max(TOLERANCE, precision.tolerance))
         is_mean, is_sum = not differ(together * self.size), not differ(together)
         if not ((is_mean and not differ(2 * pair)) or (is_sum and not differ(pair))):
@@ -240,6 +246,7 @@ class LossCheck:
             self.own_reduction,
             numbers,
             numbers_of(self.replay, [self.loss]),
+            self.replay.known,
         )
 
     def agrees_with(self, earlier: Recorded, *, said: str) -> None:
@@ -250,8 +257,8 @@ class LossCheck:
         given = _in_this_size(self.replay, earlier)
         for key, value in zip(self.outputs, earlier.outputs, strict=True):
             given[key] = value[chosen] if key in self._by_row and has_rows(value, earlier.size) else value
-        with Precision() as precision:
-            here = self._gradients(lambda leaf: leaf, given=given)
+        precision = Precision()
+        here = self._gradients(lambda leaf: leaf, given=given, precision=precision)
         tolerance = max(SIZE_TOLERANCE, precision.tolerance)
         there = earlier.gradients[chosen]
         factors = {"mean": (self.size, earlier.size), "sum": (1, 1)}
@@ -270,11 +277,11 @@ class LossCheck:
                 if own is None or math.isclose(after, before * ratio[kind], rel_tol=tolerance)
             ]
         if found and said not in found:
-            _refuse_reduction(said, found[0])
+            _refuse_reduction(said, found[0], _SHOWN_LATER)
         if not found:
             numbers = numbers_of(self.replay, [self.loss])
             if _follow_size(earlier.numbers_after, numbers, earlier.size, self.size):
-                _refuse_loss(" (A batch of another size showed it: do not use what earlier steps trained.)")
+                _refuse_loss(_SHOWN_LATER)
             _say_if_size_was_asked(self.replay, "the gradient that the loss gives an example")
 
     def expected(self) -> dict[int, Tensor]:
@@ -289,6 +296,7 @@ class LossCheck:
         given: dict[int, Tensor] | None = None,
         convert: Change = lambda leaf: leaf,
         scale: float = 1.0,
+        precision: Precision | None = None,
     ) -> _Gradients:
         """Return the gradients of the outputs, one row per example, with the loss replayed on a changed batch."""
         given = given or {}
@@ -299,10 +307,13 @@ class LossCheck:
             value = convert(given.get(key, value))
             value = change(value) if key in self._by_row else value * scale
             outputs.append(value.detach().clone().requires_grad_(leaf.requires_grad))
+        if precision is not None:
+            precision.note(*outputs)
         instead = {key: new.clone() for key, new in zip(keys, outputs, strict=True)}
-        (result,) = self.replay.again(
-            lambda leaf: change(convert(leaf)), [self.loss], instead=instead, alone=alone, given=given
-        )
+        with precision or nullcontext():
+            (result,) = self.replay.again(
+                lambda leaf: change(convert(leaf)), [self.loss], instead=instead, alone=alone, given=given
+            )
         if result.numel() != 1 or not result.requires_grad:
             raise CannotTellError("its last operation does not give the loss")
         trained = [leaf for leaf in outputs if leaf.requires_grad]
@@ -373,6 +384,21 @@ def check_arrived(expected: dict[int, Tensor], arrived: dict[int, Tensor]) -> No
                 )
 
 
+def check_nothing_is_kept(replay: Replay, wanted: Sequence[Tensor], earlier: Recorded) -> None:
+    """Refuse a loop in which a tensor of an earlier batch is used for this one."""
+    memory = {memory_of(leaf) for leaf in earlier.known.values()}
+    own = {memory_of(leaf) for leaf in replay.known.values()}
+    for leaf in (*wanted, *tensors([(call.args, call.kwargs) for call in replay.calls_for(wanted)])):
+        kept = id(leaf) in earlier.known or (memory_of(leaf) in memory and memory_of(leaf) not in own)
+        if kept and id(leaf) not in replay.given_ids and not isinstance(leaf, nn.Parameter):
+            fail(
+                "Expected each batch to be trained on by itself. Got a tensor of shape "
+                f"{tuple(leaf.shape)} that was computed from an earlier batch and is used for this one: the earlier "
+                "batch's people would move the model again, without noise. Keep nothing from batch to batch (running "
+                "means, earlier losses) that the loss or the inputs depend on."
+            )
+
+
 def numbers_of(replay: Replay, wanted: Sequence[Tensor]) -> Numbers:
     """Return the numbers in the calls behind these tensors."""
     return [(call.name, list(_numbers(call, replay))) for call in replay.calls_for(wanted)]
@@ -429,6 +455,20 @@ def _tries(size: int) -> Iterator[tuple[list[int], Change]]:
         yield _replacing(order[: max(1, size // 2)].sort().values.tolist(), int(order[-1]), size)
 
 
+def _extremes(size: int) -> Iterator[tuple[list[int], Change]]:
+    """Yield changes that make one example very large: then also what mixes weakly shows in the others."""
+    for row in _spread(size, 2):
+        for factor in (1e4, -1e8):
+            yield [row], partial(_enlarged, row, factor, size)
+
+
+def _enlarged(row: int, factor: float, size: int, leaf: Tensor) -> Tensor:
+    changed = leaf.detach().clone()
+    if has_rows(leaf, size) and leaf.is_floating_point():
+        changed[row] = changed[row] * factor + factor
+    return changed
+
+
 def _replacing(rows: list[int], by: int, size: int) -> tuple[list[int], Change]:
     return rows, lambda leaf: exchanged(leaf, size, rows, by)
 
@@ -459,12 +499,12 @@ def _are_same(
     )
 
 
-def _refuse_inputs(what: str) -> NoReturn:
+def _refuse_inputs(what: str, more: str = "") -> NoReturn:
     fail(
         f"Examples mix before the model in this loop: {what} what the model is called with for others. What is done to "
         "a batch must be done to each example by itself: no statistics of the batch (use public constants), no mixup, "
         "nothing that depends on the batch's size, and with several views the rows of an example one after the other "
-        "(inputs.repeat_interleave(views, 0))."
+        f"(inputs.repeat_interleave(views, 0)).{more}"
     )
 
 
@@ -478,11 +518,11 @@ def _refuse_loss(more: str = "") -> NoReturn:
     )
 
 
-def _refuse_reduction(said: str, other: str) -> NoReturn:
+def _refuse_reduction(said: str, other: str, more: str = "") -> NoReturn:
     fail(
         f'Expected a loss reduced over the batch as loss_reduction="{said}". Got one that '
         f"is a {other}, so that gradients would be clipped at a norm that depends on the batch's size. "
-        f'Reduce the loss by reduction="{said}", or say make_private(..., loss_reduction="{other}").'
+        f'Reduce the loss by reduction="{said}", or say make_private(..., loss_reduction="{other}").{more}'
     )
 
 

@@ -6,6 +6,7 @@ of the batch that differ (each class, the largest, the smallest): alone, among f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -80,6 +81,7 @@ def check_examples_do_not_mix(
         probe.confirm(probe.compare_few_with_all)
         probe.confirm(partial(probe.compare_parts_with_all, loss))
         probe.check_values_that_leave_torch()
+        probe.confirm(probe.compare_with_one_extreme)
     return True
 
 
@@ -109,6 +111,7 @@ def check_model(module: nn.Module, inputs: Any, *, size: int, loss_reduction: st
             probe.confirm(partial(probe.compare_with_one_replaced, loss))
         probe.confirm(probe.compare_few_with_all)
         probe.check_values_that_leave_torch()
+        probe.confirm(probe.compare_with_one_extreme)
 
 
 def check_own_loss(module: nn.Module, inputs: Any, place: int, *, size: int) -> str | None:
@@ -166,6 +169,7 @@ class _Probe:
         self.loss_reduction = loss_reduction
         self.found_reduction: str | None = None
         self.loss_is_given = True
+        self.draws_in_training = True
         self.parameters = [parameter for parameter in gradients.sums if parameter.requires_grad]
         kind = next((parameter.device.type for parameter in self.parameters), "cpu")
         dtypes = [parameter.dtype for parameter in self.parameters]
@@ -246,6 +250,7 @@ class _Probe:
         self.gradients.module.train()
         state = RandomStates.now()
         before = self._in_batch(loss, self.few)
+        self.draws_in_training = not state.same_as(RandomStates.now())
         for replaced in range(self.examples):
             rows = list(range(self.examples))
             rows[replaced] = (replaced + 1) % self.examples
@@ -260,13 +265,52 @@ class _Probe:
                     "example must go through the model and the loss without regard to the others."
                 )
 
+    def compare_with_one_extreme(self) -> None:
+        """Compare the outputs of examples before and after one is made very large, or not a number.
+
+        What mixes weakly (1e-4 of a mean), or only for values that nobody has yet, shows there.
+        """
+        state, module = RandomStates.now(), self.gradients.module
+        for training in (False, True):
+            module.train(training)
+            with self.gradients.uninstrumented(), torch.no_grad():
+                state.restore()
+                before = tensors(call(module, self.few[0]))
+                for value in (1e4, -1e8, math.nan):
+                    state.restore()
+                    changed = map_tensors(partial(_with_extreme, self.examples, value), self.few[0])
+                    try:
+                        after = tensors(call(module, changed))
+                    except Exception:  # an assertion on the range of inputs, say
+                        continue
+                    self._check_others(before, after)
+        state.restore()
+
+    def _check_others(self, before: list[Tensor], after: list[Tensor]) -> None:
+        """Refuse outputs that differ in another row than the first."""
+        for one, other in zip(before, after, strict=False):
+            by_row, changed = _by_row(one, self.examples), _by_row(other, self.examples)
+            if by_row is None or changed is None or not one.is_floating_point():
+                continue
+            rows, others = _flat(by_row)[1:], _flat(changed)[1:]
+            finite = rows.isfinite().all(1)
+            same = rows.shape == others.shape and torch.equal(finite, others.isfinite().all(1))
+            if not same or self._differ(rows[finite], others[finite]).any():
+                _refuse("an example of extreme values changes what the model gives to others")
+
     def compare_few_with_all(self) -> None:
         """Compare the outputs of some rows, and the gradients of each output, among few rows and among all."""
+        self._compare_few_with_all(training=False)
+        if not self.draws_in_training:
+            self._compare_few_with_all(training=True)
+
+    def _compare_few_with_all(self, *, training: bool) -> None:
         state = torch.get_rng_state()
         few = list(range(self.examples))
         if self.examples == self.size:
             few = few[: self.size // 2]
         with self._evaluating():
+            self.gradients.module.train(training)
             of_few = tensors(call(self.gradients.module, pick(self.few[0], few, self.examples)))
             of_all = tensors(call(self.gradients.module, self.batch[0]))
         if not torch.equal(state, torch.get_rng_state()) or len(of_few) != len(of_all):
@@ -430,6 +474,8 @@ class _Probe:
         return loss(outputs) if targets is None else loss(outputs, targets)
 
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
+        if not len(one):
+            return torch.zeros(0, dtype=torch.bool)
         sizes: Tensor = torch.maximum(one.norm(dim=1), other.norm(dim=1))
         distances: Tensor = (one - other).norm(dim=1)
         return distances > self.tolerance * (sizes + 1e-3 * sizes.max())
@@ -463,6 +509,14 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _moved(by: float, leaf: Tensor) -> Tensor:
     """Return other inputs of the same kind."""
     return leaf * by + 1 if leaf.is_floating_point() else leaf.flip(0) if leaf.dim() else leaf
+
+
+def _with_extreme(size: int, value: float, leaf: Tensor) -> Tensor:
+    """Return inputs whose first example is very large, or not a number."""
+    changed = leaf.detach().clone()
+    if has_rows(leaf, size) and leaf.is_floating_point():
+        changed[0] = changed[0] * value + value
+    return changed
 
 
 def _flat(leaf: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class Replay:
         self.calls: list[Call] = []
         self.too_long = False
         self.given_by_id = {id(leaf): leaf.detach().clone() for leaf in given}
+        self.given_ids = set(self.known)
         self.asked_for_size = False  # by len(), .shape, .size() or .numel()
         self.used_size = False  # as an argument of a function: view(size, -1), arange(size)
 
@@ -142,20 +143,20 @@ class Replay:
 
     def calls_for(self, wanted: Sequence[Tensor]) -> list[Call]:
         """Return the calls behind these tensors, directly, through others, or possibly through numbers and branches."""
-        needed, memory = set(map(id, wanted)), set(map(_memory, wanted))
+        needed, memory = set(map(id, wanted)), set(map(memory_of, wanted))
         found: list[Call] = []
         left = {number for call in self.calls if call.leaves_torch for number in _numbers(call.outputs)}
         takes_numbers = False
         for call in reversed(self.calls):
             made = any(id(leaf) in needed for leaf in tensors(call.outputs))
-            made |= any(_memory(leaf) in memory for leaf in call.written)
+            made |= any(memory_of(leaf) in memory for leaf in call.written)
             decides = call.leaves_torch and (takes_numbers or (call.name == "bool" and bool(found)))
             if made or decides:
                 found.append(call)
                 used = _leaves((call.args, call.kwargs))
                 takes_numbers |= any(self._may_come_back(leaf, left) for leaf in used)
                 needed.update(id(leaf) for leaf in used if isinstance(leaf, Tensor))
-                memory.update(_memory(leaf) for leaf in used if isinstance(leaf, Tensor))
+                memory.update(memory_of(leaf) for leaf in used if isinstance(leaf, Tensor))
         return found[::-1]
 
     def _may_come_back(self, leaf: Any, left: set[float]) -> bool:
@@ -283,7 +284,7 @@ def _replaced(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-def _memory(leaf: Tensor) -> int:
+def memory_of(leaf: Tensor) -> int:
     """Return the address of a tensor's memory, which its views share."""
     try:
         return leaf.untyped_storage().data_ptr() or id(leaf)

@@ -29,6 +29,7 @@ from pdpsgd.engine.checks.loop import (
     check_arrived,
     check_inputs,
     check_inputs_of_two_sizes,
+    check_nothing_is_kept,
     check_parameters,
     numbers_of,
 )
@@ -78,7 +79,7 @@ class LossWatch(TorchFunctionMode):
         self._own = {id(parameter) for parameter in gradients.module.parameters()} | {id(gradients.anchor)}
         self._module = gradients.module
         self._replay: Replay | None = Replay(batch, size)
-        self._random = _random()  # where random numbers stood when the loop went on
+        self._random = RandomStates.now()  # where random numbers stood when the loop went on
         self._inputs: list[Tensor] = []  # of the model, by row
         self._numbers: Numbers = []  # that the loop used on the way there
         self._arguments: Arguments | None = None  # of the model, as they were
@@ -144,10 +145,12 @@ class LossWatch(TorchFunctionMode):
         self._calls += 1
         with self._finding("Whether examples mix before the model"), _paused(self):
             rows = check_inputs(self._replay, (args, kwargs), views=self._views)
+            if self.recorded is not None:
+                check_nothing_is_kept(self._replay, rows, self.recorded)
             if (
                 self.recorded is not None
                 and self.recorded.tells_from(self.size)
-                and self._random == _random()
+                and self._random.same_as(RandomStates.now())
             ):
                 with self._quietly(False):
                     check_inputs_of_two_sizes(self._replay, rows, self.recorded, views=self._views)
@@ -158,7 +161,7 @@ class LossWatch(TorchFunctionMode):
         self._arguments = map_tensors(lambda leaf: leaf.detach().clone(), Arguments(args, kwargs))
         if not self._probed:
             self._probed = True
-            with self._finding("Whether examples mix in the model"), _told():
+            with self._finding("Whether examples mix in the model"), self._told():
                 size = self.size * self._views
                 check_model(module, self._arguments, size=size, loss_reduction=self._loss_reduction)
 
@@ -166,7 +169,7 @@ class LossWatch(TorchFunctionMode):
         self._inside -= 1
         if self._replay is None or self._inside or not _training(module):
             return
-        self._random = _random()
+        self._random = RandomStates.now()
         leaves = tensors(outputs)
         self._replay.add(*leaves)
         self._outputs |= {id(leaf): (leaf, leaf.detach().clone()) for leaf in leaves}
@@ -205,18 +208,32 @@ class LossWatch(TorchFunctionMode):
             return
         self.concluded = False
         with self._quietly():
+            check_nothing_is_kept(check.replay, [check.loss], self.recorded)
             self._expected = check.expected()
             if self.recorded.tells_from(self.size):
                 self.concluded = True
-                if self._random == _random():
+                if self._random.same_as(RandomStates.now()):
                     check.agrees_with(self.recorded, said=self._loss_reduction)
 
     def _check_own_loss(self, place: int) -> str | None:
         """Probe a number that the model computes itself; how it is reduced over the batch."""
         if self._calls != 1 or self._arguments is None:
             raise CannotTellError("the model computes it, and is called more than once")
-        with _told():
+        with self._told():
             return check_own_loss(self._module, self._arguments, place, size=self.size)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn errors of a model that is tried on a few examples into what cannot be told."""
+        inside = self._inside
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, PdpsgdError):
+                raise
+            raise CannotTellError(f"it cannot be tried on a few examples ({type(error).__name__})") from error
+        finally:
+            self._inside = inside  # a model that raises an error is not left by its hook
 
     @contextmanager
     def _finding(self, where: str, *, say: bool = True) -> Iterator[None]:
@@ -290,26 +307,8 @@ def _put_back(modes: list[TorchFunctionMode]) -> None:
         push_function_mode(mode)
 
 
-def _random() -> tuple[Any, ...]:
-    """Return where the random numbers of torch, NumPy and Python stand."""
-    states = RandomStates.now()
-    kind, words, *rest = states.of_numpy
-    return states.of_torch.numpy().tobytes(), (kind, words.tobytes(), *rest), states.of_python
-
-
 def _training(module: nn.Module) -> bool:
     return module.training and torch.is_grad_enabled()
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Turn errors of a model that is tried on a few examples into what cannot be told."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if isinstance(error, PdpsgdError):
-            raise
-        raise CannotTellError(f"it cannot be tried on a few examples ({type(error).__name__})") from error
 
 
 @contextmanager
