@@ -97,7 +97,8 @@ def test_the_page_says_which_commands_have_the_common_options() -> None:
         (line,) = re.findall(rf"^- `{option}[^`]*`.*$", text, re.M)
         having = [name for name in COMMANDS if option in options(name)]
         assert re.findall(r"`(\w+)`", line) == having, option
-    assert [name for name in COMMANDS if "--json" not in options(name)] == ["data"]
+    assert [name for name in COMMANDS if "--json" not in options(name)] == ["ledger", "data"]
+    assert all("--json" in options("ledger", name) for name in GROUP.commands["ledger"].commands)
     having = [name for name in GROUP.commands["data"].commands if "--json" in options("data", name)]
     assert having == ["list", "get", "check"]
 

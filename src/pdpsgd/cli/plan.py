@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdpsgd.cli import shared
-from pdpsgd.cli.shared import PEOPLE, BudgetOptions, HistoryOptions, option, parse_tiers
+from pdpsgd.cli.shared import PEOPLE, BudgetOptions, HistoryOptions, LedgerOptions, option, parse_tiers
 from pdpsgd.cli.signatures import with_options
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.training.options import OUTPUT, PlanOptions
@@ -62,6 +62,7 @@ def plan(
     people: PeopleOptions,
     options: PlanOptions,
     earlier: HistoryOptions,
+    ledger: LedgerOptions,
     file: File = None,
     verify: Verify = False,
     chart: Chart = None,
@@ -79,11 +80,19 @@ def plan(
       pdpsgd plan --tiers 1:0.34,2:0.43,3:0.23 --people 60000 --chart plan.svg
       pdpsgd plan people.csv --mechanism pdp-sgd-adaptive --rounds 10
       pdpsgd plan people.csv --id-column person --history plan.json   (what is left after that run)
+      pdpsgd plan --ledger people.ledger --spend "1 of 12"            (what people have left, over many runs)
       pdpsgd plan plan.json --verify                                  (check somebody else's plan)
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if file is not None and file.suffix.lower() == ".json":
         made = shared.read_plan(file)
+    elif ledger.ledger is not None:
+        if file is not None or earlier.history or people.tiers is not None or options.accountant is not None:
+            fail(
+                "Expected --ledger without a list, --tiers, --history and --accountant: people, what they have left "
+                "and how it is counted come from the ledger. Got both."
+            )
+        made = options.make_plan(ledger.offer(), accountant="certificate")
     else:
         budgets = people.read_list(file)
         made = options.make_plan(

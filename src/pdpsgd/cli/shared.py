@@ -168,6 +168,25 @@ class HistoryOptions(Options):
         return [_with_people(path, listed, now) for path, listed in zip(files, given, strict=True)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions(Options):
+    """A ledger, and how much of what people have left in it a run may take."""
+
+    ledger: str | None = option_field(
+        None, "ledger of these people: a file, or postgresql://...", panel=PEOPLE
+    )
+    spend: str = option_field(
+        "0.25", 'share of what is left, or "1 of 12" of the whole, or "all"', panel=PEOPLE
+    )
+
+    def offer(self) -> Budgets:
+        """Read the run's list of people, and what each of them has left for it, from the ledger."""
+        from pdpsgd.ledger import Ledger
+
+        assert self.ledger is not None
+        return Ledger(self.ledger).offer(self.spend).budgets
+
+
 def _with_people(path: Path, listed: Budgets | None, now: Budgets) -> Plan:
     """Read an earlier plan with its people: as told, from the promises of its run, or those of today."""
     from pdpsgd.training.run_folder import RunFolder

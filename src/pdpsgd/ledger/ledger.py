@@ -348,6 +348,11 @@ class Ledger:
         with self._database.reading() as connection:
             return views.read_tiers(connection)
 
+    def timeline(self) -> list[dict[str, Any]]:
+        """Tell what was left on average after each run, as a share of what people allow now."""
+        with self._database.reading() as connection:
+            return views.read_timeline(connection)
+
     def check(self, *, head: str | None = None, certificates: bool = True) -> Check:
         """Compute chain, digests, states, sums, allowances and certificates again.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from sqlalchemy import Connection, func, select
 
@@ -11,7 +13,8 @@ from pdpsgd.errors import fail
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
 from pdpsgd.ledger.consents import current, people_count
-from pdpsgd.ledger.spending import spent
+from pdpsgd.ledger.reservations import read_runs
+from pdpsgd.ledger.spending import add, charge_table, spent
 from pdpsgd.ledger.values import CHARGED, STARTED, Consent, Person, PersonCharge, Tier
 
 
@@ -75,6 +78,21 @@ def read_tiers(connection: Connection) -> list[Tier]:
             )
         )  # fmt: skip
     return tiers
+
+
+def read_timeline(connection: Connection) -> list[dict[str, Any]]:
+    """Compute what was left after each charged run: the mean share of mu^2, of what is allowed now."""
+    now = current(connection)
+    counted = (now.allowed.b > 0) & np.isfinite(now.epsilon)
+    total, found = Amounts.zeros(len(now)), []
+    for run in read_runs(connection):
+        if run.state not in CHARGED:
+            continue
+        add(connection, run.number, charge_table(connection, run.number), total)
+        left = (1 - total.b[counted] / now.allowed.b[counted]).clip(0)
+        share = float(left.mean()) if left.size else 0.0
+        found.append({"run": run.number, "name": run.name, "time": run.time, "share_left": share})
+    return found
 
 
 MOST_TIERS = 12

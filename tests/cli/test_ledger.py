@@ -1,0 +1,96 @@
+"""`pdpsgd ledger`: every command, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdpsgd.ledger import Ledger
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = ["person,epsilon", *(f"p{i},{(1, 2, 3)[i % 3]}" for i in range(60))]
+    (tmp_path / "people.csv").write_text("\n".join(rows) + "\n")
+    assert run("ledger", "init").exit_code == 0
+    assert "60 in all" in run("ledger", "enroll", "people.csv").output
+    return tmp_path / "people.ledger"
+
+
+def figures(result: Any) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_year_from_the_command_line(place: Path, run: Callable[..., Any]) -> None:
+    planned = figures(
+        run("plan", "--ledger", "people.ledger", "--steps", "10", "--batch-size", "10", "--json", "-")
+    )
+    assert planned["accountant"] == "certificate"
+    ledger = Ledger(place)
+    made = ledger.reserve(ledger.plan(steps=10, batch_size=10), name="January")
+    (row,) = figures(run("ledger", "runs", "--json", "-"))
+    assert (row["name"], row["state"], row["people"]) == ("January", "reserved", 60)
+    told = figures(run("ledger", "show", "--json", "-"))
+    assert [tier["people"] for tier in told["tiers"]] == [20, 20, 20]
+    assert told["over_time"][0]["share_left"] == pytest.approx(0.75, abs=0.01)
+    assert "January" in run("ledger", "show").output
+    person = figures(run("ledger", "show", "p1", "--json", "-"))
+    assert person["epsilon"] == 2
+    assert 0 < person["spent_epsilon"] < 2
+    assert "p1 allows epsilon 2" in run("ledger", "show", "p1").output
+    assert figures(run("ledger", "cancel", str(made.number), "--json", "-"))["state"] == "cancelled"
+    assert figures(run("ledger", "check", "--json", "-"))["passed"]
+    head = figures(run("ledger", "head", "--json", "-"))["head"]
+    assert run("ledger", "check", "--quick", "--head", head).exit_code == 0
+    assert run("ledger", "check", "--quick", "--head", "0123").exit_code == 1
+
+
+def test_changes_and_who_is_out(place: Path, run: Callable[..., Any]) -> None:
+    ledger = Ledger(place)
+    number = ledger.reserve(ledger.plan("all", steps=10, batch_size=10)).number
+    ledger.finish(number, ledger.start(number))
+    Path("changes.csv").write_text("person,epsilon\np1,0.5\np2,4\n")
+    found = figures(run("ledger", "consent", "changes.csv", "--json", "-"))
+    assert (found["changed"], found["out"]) == (2, ["p1"])
+    assert "no: spent before it was lowered" in run("ledger", "show", "p1").output.replace("\n", " ")
+
+
+def test_what_was_edited_ends_with_1(place: Path, run: Callable[..., Any]) -> None:
+    with sqlite3.connect(place) as connection:
+        connection.execute("UPDATE consents SET epsilon = 9 WHERE person = 3")
+    connection.close()
+    result = run("ledger", "check")
+    assert result.exit_code == 1
+    assert "FOUND: Consents of entry 2" in result.output
+
+
+def test_mistakes_end_with_a_sentence(place: Path, run: Callable[..., Any]) -> None:
+    for words, message in [
+        (("ledger", "init"), "is there already"),
+        (("ledger", "show", "eve"), "'eve' is not enrolled"),
+        (("ledger", "cancel", "3"), "There is no run 3"),
+        (("ledger", "runs", "--ledger", "nowhere"), "make one with pdpsgd ledger init"),
+        (("ledger", "enroll", "people.csv"), "Expected people who are not in the ledger yet"),
+        (("plan", "people.csv", "--ledger", "people.ledger"), "Expected --ledger without a list"),
+        (("plan", "--ledger", "people.ledger", "--spend", "much"), "Expected what a run may spend"),
+    ]:
+        result = run(*words)
+        assert result.exit_code == 2, words
+        assert message in " ".join(result.output.split()), (words, result.output)
+
+
+def test_old_runs_are_entered_with_their_people(place: Path, run: Callable[..., Any]) -> None:
+    settings = ("--id-column", "person", "--steps", "10", "--batch-size", "5", "--json", "old.json")
+    assert run("plan", "people.csv", *settings).exit_code == 0
+    assert run("ledger", "init", "--ledger", "new.ledger").exit_code == 0
+    options = ("--ledger", "new.ledger", "--history", "old.json", "--json", "-")
+    found = figures(run("ledger", "enroll", "people.csv", *options))
+    assert [run["state"] for run in found["entered"]] == ["finished"]
+    assert Ledger("new.ledger").person("p1").spent_epsilon > 1.5
