@@ -1,6 +1,6 @@
 """A ledger of many people: enroll, plan, reserve, show one; seconds and memory.
 
-    python bench/ledger.py [people]
+python bench/ledger.py [people]
 """
 
 from __future__ import annotations
