@@ -31,12 +31,12 @@ def main(people: int) -> None:
 
         def timed(what: str, act: Callable[[], Result]) -> Result:
             nonlocal total
-            start = time.perf_counter()
+            start, processor = time.perf_counter(), time.process_time()
             result = act()
-            seconds = time.perf_counter() - start
+            seconds, busy = time.perf_counter() - start, time.process_time() - processor
             total += seconds
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{what:<28} {seconds:8.3f} s   {memory:6.0f} MB at most so far")
+            print(f"{what:<28} {seconds:8.3f} s ({busy:.3f} s of a core)   {memory:6.0f} MB at most so far")
             return result
 
         print(f"{people:,} people")

@@ -20,7 +20,7 @@ from scipy.special import log_ndtr, ndtr, ndtri, ndtri_exp
 from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting import pld
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from pdpsgd.accounting.gaussian import for_distinct, gaussian_delta, gaussian_epsilon, gaussian_mu
 from pdpsgd.accounting.history import Exposure, History, simplify
 from pdpsgd.accounting.rdp import RdpAccountant
 from pdpsgd.errors import check_positive, check_probability, fail
@@ -95,10 +95,7 @@ def allowance(
     # What is infinite has room for everything that is set aside.
     rest = np.where(np.isinf(epsilons), np.inf, epsilons - np.where(np.isinf(epsilons), 0.0, pure))
     used = (epsilons > 0) & (deltas > 0)
-    distinct, place = np.unique(
-        np.stack([rest, (1 - kappas) * deltas], axis=-1).reshape(-1, 2), axis=0, return_inverse=True
-    )
-    mu = gaussian_mu(distinct[:, 0], distinct[:, 1])[place.reshape(-1)].reshape(rest.shape)
+    mu = for_distinct(gaussian_mu, rest, (1 - kappas) * deltas)
     b = np.where(used & (rest > 0), mu * mu * (1 - MARGIN), 0.0)
     return Allowance(b, np.where(used, kappas * deltas * (1 - 1e-15), 0.0), np.where(used, pure, 0.0))
 

@@ -79,6 +79,17 @@ def gaussian_epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> FloatArray:
     return found.reshape(shape)
 
 
+def for_distinct(
+    function: Callable[[FloatArray, FloatArray], FloatArray], first: FloatArray, second: FloatArray
+) -> FloatArray:
+    """Evaluate a function of two columns once for each pair of values that occurs: people share few of them."""
+    ones, place = np.unique(first, return_inverse=True)
+    others, other_place = np.unique(second, return_inverse=True)
+    pairs, pair_of = np.unique(place.reshape(-1) * others.size + other_place.reshape(-1), return_inverse=True)
+    found = function(ones[pairs // max(others.size, 1)], others[pairs % max(others.size, 1)])
+    return found[pair_of.reshape(-1)].reshape(first.shape)
+
+
 def _columns(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[FloatArray, FloatArray, tuple[int, ...]]:
     one, other = np.broadcast_arrays(np.asarray(first, dtype=float), np.asarray(second, dtype=float))
     return one.ravel(), other.ravel(), one.shape

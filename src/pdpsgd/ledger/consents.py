@@ -153,7 +153,7 @@ def texts_of(connection: Connection, ids: IdArray) -> IdArray:
         fail(
             f"Expected ids that are {known}, as those in the ledger. Got {kind}, such as {ids.tolist()[0]!r}."
         )
-    return np.array([str(name) for name in ids.tolist()], dtype=str)
+    return ids if ids.dtype.kind == "U" else np.array([str(name) for name in ids.tolist()], dtype=str)
 
 
 def consents_digest(connection: Connection, entry: int) -> str:

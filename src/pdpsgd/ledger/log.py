@@ -14,6 +14,7 @@ from pdpsgd._typing import IdArray
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.database import LedgerUnavailable
 
+PART = 65_536
 GENESIS = "0" * 64
 
 
@@ -51,15 +52,18 @@ def digest(*columns: IdArray | list[Any]) -> str:
     """Compute a digest of rows, column by column: text, whole numbers, doubles, or bytes."""
     total = hashlib.sha256()
     for column in columns:
-        values = np.asarray(column)
+        values = np.asarray(column, dtype=str) if isinstance(column, list) else np.asarray(column)
         if values.dtype.kind in "iu":
             total.update(b"i" + values.astype("<i8").tobytes())
         elif values.dtype.kind == "f":
             total.update(b"f" + values.astype("<f8").tobytes())
+        elif values.dtype.kind == "U":
+            total.update(b"t" + np.char.str_len(values).astype("<i8").tobytes())
+            for start in range(0, values.size, PART):
+                total.update("".join(values[start : start + PART].tolist()).encode())
         else:
             for value in values.tolist():
-                data = value if isinstance(value, bytes) else str(value).encode()
-                total.update(b"t%d:" % len(data) + data)
+                total.update(b"b%d:" % len(value) + value)
     return total.hexdigest()
 
 

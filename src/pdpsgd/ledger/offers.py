@@ -9,7 +9,7 @@ import numpy as np
 
 from pdpsgd._typing import IntArray
 from pdpsgd.accounting.certificates import KAPPA
-from pdpsgd.accounting.gaussian import gaussian_epsilon
+from pdpsgd.accounting.gaussian import for_distinct, gaussian_epsilon
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import fail
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
@@ -89,12 +89,10 @@ def run_budgets(
     used = (b > NEARLY_NOTHING * allowed.b) & (d > NEARLY_NOTHING * allowed.d) & (b > 0) & (d > 0) & ~infinite
     # A little less than the share, so that charges, which are rounded up, stay within it.
     taken_d = np.minimum(np.maximum(np.floor(d[used]) * (1 - 1e-9) - 4, 0) * UNIT_D, LARGEST_D)
-    pairs, place = np.unique(
-        np.stack([np.floor(b[used]) * UNIT_B, taken_d], axis=1), axis=0, return_inverse=True
-    )
-    run_delta = pairs[:, 1] / KAPPA * (1 - 1e-12)
-    run_epsilon = gaussian_epsilon(np.sqrt(pairs[:, 0]), (1 - KAPPA) * run_delta) * (1 - 1e-9)
+    run_delta = taken_d / KAPPA * (1 - 1e-12)
+    mu = np.sqrt(np.floor(b[used]) * UNIT_B)
+    run_epsilon = for_distinct(gaussian_epsilon, mu, (1 - KAPPA) * run_delta) * (1 - 1e-9)
     epsilons, deltas = np.zeros(b.size), np.where(infinite, delta, 0.0)
     epsilons[infinite] = np.inf
-    epsilons[used], deltas[used] = run_epsilon[place.reshape(-1)], run_delta[place.reshape(-1)]
+    epsilons[used], deltas[used] = run_epsilon, run_delta
     return Offer(Budgets(epsilons, deltas, ids=ids, allow_infinite=True), share)

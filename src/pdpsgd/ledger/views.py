@@ -8,7 +8,7 @@ import numpy as np
 from sqlalchemy import Connection, func, select
 
 from pdpsgd._typing import FloatArray
-from pdpsgd.accounting.gaussian import gaussian_epsilon
+from pdpsgd.accounting.gaussian import for_distinct, gaussian_epsilon
 from pdpsgd.errors import fail
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
@@ -113,11 +113,8 @@ def _coarser(
 
 
 def _epsilons(used: Amounts, delta: FloatArray, kappa: FloatArray) -> FloatArray:
-    rows = np.stack([used.b.astype(float), used.e.astype(float), (1 - kappa) * delta], axis=1)
-    distinct, place = np.unique(rows, axis=0, return_inverse=True)
-    found = gaussian_epsilon(np.sqrt(distinct[:, 0] * UNIT_B), distinct[:, 2]) + distinct[:, 1] * UNIT_B
-    found = np.where(distinct[:, 0] + distinct[:, 1] > 0, found, 0.0)
-    return np.asarray(found[place.reshape(-1)])
+    found = for_distinct(gaussian_epsilon, np.sqrt(used.b * UNIT_B), (1 - kappa) * delta) + used.e * UNIT_B
+    return np.where((used.b > 0) | (used.e > 0), found, 0.0)
 
 
 def _epsilon(b: int, e: int, delta: float, kappa: float) -> float:
