@@ -89,12 +89,21 @@ def current(connection: Connection) -> CurrentConsents:
     )
     whole = np.int64
     person, epsilon, delta, b, d, e = columns(connection, query, [whole, float, float, whole, whole, whole])
-    last = (
-        np.flatnonzero(np.append(person[1:] != person[:-1], True))
-        if person.size
-        else np.zeros(0, dtype=whole)
-    )
+    last = _last_of_each(person)
     return CurrentConsents(epsilon[last], delta[last], Amounts(b[last], d[last], e[last]))
+
+
+def current_allowed(connection: Connection) -> Amounts:
+    """Read what everybody allows now, and nothing else."""
+    c = schema.consents.c
+    query = select(c.person, c.allowed_b, c.allowed_d, c.allowed_e).order_by(c.person, c.entry)
+    person, b, d, e = columns(connection, query, [np.int64] * 4)
+    last = _last_of_each(person)
+    return Amounts(b[last], d[last], e[last])
+
+
+def _last_of_each(person: IntArray) -> IntArray:
+    return np.flatnonzero(np.append(person[1:] != person[:-1], True)) if person.size else person
 
 
 def people_count(connection: Connection) -> int:

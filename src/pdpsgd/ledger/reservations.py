@@ -13,7 +13,7 @@ from pdpsgd.errors import fail
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
 from pdpsgd.ledger.charges import Charge
-from pdpsgd.ledger.consents import current, people_count
+from pdpsgd.ledger.consents import current_allowed, people_count
 from pdpsgd.ledger.database import insert
 from pdpsgd.ledger.log import append, digest, next_entry
 from pdpsgd.ledger.spending import add, charge_table, chunks, spent
@@ -223,7 +223,7 @@ def _check_fits(connection: Connection, levels: IntArray, charges: Sequence[Char
 
 
 def _refuse_overspending(connection: Connection, total: Amounts, mine: Amounts, beginning: str) -> None:
-    allows = current(connection).allowed
+    allows = current_allowed(connection)
     after = Amounts(total.b + mine.b, total.d + mine.d, total.e + mine.e)
     pays = (mine.b > 0) | (mine.d > 0) | (mine.e > 0)
     over = pays & ~allows.covers(after)
