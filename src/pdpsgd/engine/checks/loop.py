@@ -22,7 +22,17 @@ from torch import Tensor, nn
 
 from pdpsgd.engine.batches import exchanged, has_rows, same_but_for, tensors
 from pdpsgd.engine.checks.loss import Precision, class_counts, every_class, made_up
-from pdpsgd.engine.checks.replay import Call, CannotTellError, Change, Replay, memory_of
+from pdpsgd.engine.checks.replay import CannotTellError, Change, Replay
+from pdpsgd.engine.checks.sizes import (
+    SIZE_TOLERANCE,
+    Numbers,
+    Recorded,
+    follow_size,
+    in_this_size,
+    numbers_in,
+    numbers_of,
+    say_if_size_was_asked,
+)
 from pdpsgd.errors import fail
 from pdpsgd.gradients.clipping import leaves_of_graph
 
@@ -32,43 +42,7 @@ TOLERANCE = 2e-3
 _SCALING = ("div", "true_divide", "divide", "truediv", "rdiv", "rtruediv", "mul", "multiply", "rmul")
 
 CheckOwnLoss = Callable[[int], str | None]
-# By call on the way to the loss: the function's name, and its arguments that are numbers.
-Numbers = list[tuple[str, list[float]]]
-# Batches of two sizes are compared as closely as float32 allows; the sizes must differ by more.
-SIZE_TOLERANCE = 2e-4
 _SHOWN_LATER = " (A batch of another size showed it: do not use what earlier steps trained.)"
-_POWERS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
-
-
-class SizeOrScheduleError(CannotTellError):
-    """A difference between two batches that comes from their sizes, or from a schedule."""
-
-
-@dataclass
-class Recorded:
-    """One batch of a loop as it was recorded, for comparison with a batch of another size.
-
-    Sensitive: it holds the batch.
-    """
-
-    size: int
-    given: list[Tensor]
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    gradients: Tensor
-    scalar_gradients: list[float]
-    own_reduction: str | None
-    numbers_before: Numbers  # the model
-    numbers_after: Numbers
-    known: dict[int, Tensor]  # all tensors that came from it
-
-    def tells_from(self, size: int) -> bool:
-        """Whether a batch of this size is different enough to compare with."""
-        return abs(math.log(size / self.size)) > 10 * SIZE_TOLERANCE
-
-    def rows_for(self, size: int) -> Tensor:
-        """Return which of its examples stand in a batch of another size: all in turn."""
-        return torch.arange(size) % self.size
 
 
 def check_inputs(replay: Replay, inputs: Any, *, views: int) -> list[Tensor]:
@@ -102,15 +76,15 @@ def check_inputs_of_two_sizes(replay: Replay, rows: list[Tensor], earlier: Recor
     """Refuse a loop that gives the model other inputs for the same examples in a batch of another size."""
     if len(rows) != len(earlier.inputs) or replay.draws_for(rows):
         return
-    again = replay.again(lambda leaf: leaf, rows, given=_in_this_size(replay, earlier))
+    again = replay.again(lambda leaf: leaf, rows, given=in_this_size(replay, earlier))
     chosen = earlier.rows_for(replay.size)
     if views > 1:
         chosen = (chosen[:, None] * views + torch.arange(views)).flatten()
     for before, after in zip(earlier.inputs, again, strict=True):
         if not same_but_for([], before[chosen], after, replay.size):
-            if _follow_size(earlier.numbers_before, numbers_of(replay, rows), earlier.size, replay.size):
+            if follow_size(earlier.numbers_before, numbers_of(replay, rows), earlier.size, replay.size):
                 _refuse_inputs("the number of examples in the batch changes", _SHOWN_LATER)
-            _say_if_size_was_asked(replay, "what the model is called with for an example")
+            say_if_size_was_asked(replay, "what the model is called with for an example")
 
 
 class LossCheck:
@@ -254,7 +228,7 @@ class LossCheck:
         if self.replay.draws_for([self.loss]) or len(earlier.outputs) != len(self.outputs):
             return
         chosen = earlier.rows_for(self.size)
-        given = _in_this_size(self.replay, earlier)
+        given = in_this_size(self.replay, earlier)
         for key, value in zip(self.outputs, earlier.outputs, strict=True):
             given[key] = value[chosen] if key in self._by_row and has_rows(value, earlier.size) else value
         precision = Precision()
@@ -280,9 +254,9 @@ class LossCheck:
             _refuse_reduction(said, found[0], _SHOWN_LATER)
         if not found:
             numbers = numbers_of(self.replay, [self.loss])
-            if _follow_size(earlier.numbers_after, numbers, earlier.size, self.size):
+            if follow_size(earlier.numbers_after, numbers, earlier.size, self.size):
                 _refuse_loss(_SHOWN_LATER)
-            _say_if_size_was_asked(self.replay, "the gradient that the loss gives an example")
+            say_if_size_was_asked(self.replay, "the gradient that the loss gives an example")
 
     def expected(self) -> dict[int, Tensor]:
         """Return the gradient that the loss, as it was recorded, gives each output of the model."""
@@ -338,7 +312,7 @@ class LossCheck:
             math.isclose(number, size, rel_tol=1e-6) or math.isclose(number * size, 1.0, rel_tol=1e-6)
             for call in self._calls
             if call.name in _SCALING
-            for number in _numbers(call, self.replay)
+            for number in numbers_in(call, self.replay)
             for size in sizes
         )
 
@@ -382,67 +356,6 @@ def check_arrived(expected: dict[int, Tensor], arrived: dict[int, Tensor]) -> No
                     "(register_hook) or an autograd function of the loop changes gradients, where examples may mix. "
                     "A hook may look at gradients, and return None. Put what has to be done into the loss."
                 )
-
-
-def check_nothing_is_kept(replay: Replay, wanted: Sequence[Tensor], earlier: Recorded) -> None:
-    """Refuse a loop in which a tensor of an earlier batch is used for this one."""
-    memory = {memory_of(leaf) for leaf in earlier.known.values()}
-    own = {memory_of(leaf) for leaf in replay.known.values()}
-    for leaf in (*wanted, *tensors([(call.args, call.kwargs) for call in replay.calls_for(wanted)])):
-        kept = id(leaf) in earlier.known or (memory_of(leaf) in memory and memory_of(leaf) not in own)
-        if kept and id(leaf) not in replay.given_ids and not isinstance(leaf, nn.Parameter):
-            fail(
-                "Expected each batch to be trained on by itself. Got a tensor of shape "
-                f"{tuple(leaf.shape)} that was computed from an earlier batch and is used for this one: the earlier "
-                "batch's people would move the model again, without noise. Keep nothing from batch to batch (running "
-                "means, earlier losses) that the loss or the inputs depend on."
-            )
-
-
-def numbers_of(replay: Replay, wanted: Sequence[Tensor]) -> Numbers:
-    """Return the numbers in the calls behind these tensors."""
-    return [(call.name, list(_numbers(call, replay))) for call in replay.calls_for(wanted)]
-
-
-def _follow_size(before: Numbers, after: Numbers, size_before: int, size_after: int) -> bool:
-    """Whether a number in the calls for one batch, and for another, goes with the sizes of the two.
-
-    As a power of the size, or as the size and a constant. Other differences may come from a schedule.
-    """
-    if [name for name, _ in before] != [name for name, _ in after]:
-        return False
-    pairs = [
-        (one, other)
-        for (_, old), (_, new) in zip(before, after, strict=True)
-        if len(old) == len(new)
-        for one, other in zip(old, new, strict=True)
-        if one != other
-    ]
-    ratios = [(size_after / size_before) ** power for power in _POWERS]
-    step = size_after - size_before
-    return any(
-        any(math.isclose(other, one * ratio, rel_tol=1e-6) for ratio in ratios)
-        or (abs(step) > 2 and math.isclose(other - one, step, rel_tol=1e-9))
-        or (abs(step) > 2 and one * other != 0 and math.isclose(1 / other - 1 / one, step, rel_tol=1e-6))
-        for one, other in pairs
-    )
-
-
-def _say_if_size_was_asked(replay: Replay, what: str) -> None:
-    if replay.asked_for_size and not replay.used_size:
-        raise SizeOrScheduleError(
-            f"In a batch of another size {what} is not the same. A schedule may do that, the size must not; which of "
-            "them does could not be checked"
-        )
-
-
-def _in_this_size(replay: Replay, earlier: Recorded) -> dict[int, Tensor]:
-    """Return the examples of an earlier batch in place of this batch's."""
-    keys = list(replay.given_by_id)
-    if len(keys) != len(earlier.given):
-        raise CannotTellError("batches are not alike")
-    chosen = earlier.rows_for(replay.size)
-    return {key: leaf[chosen] for key, leaf in zip(keys, earlier.given, strict=True)}
 
 
 def _tries(size: int) -> Iterator[tuple[list[int], Change]]:
@@ -524,15 +437,6 @@ def _refuse_reduction(said: str, other: str, more: str = "") -> NoReturn:
         f"is a {other}, so that gradients would be clipped at a norm that depends on the batch's size. "
         f'Reduce the loss by reduction="{said}", or say make_private(..., loss_reduction="{other}").{more}'
     )
-
-
-def _numbers(call: Call, replay: Replay) -> Iterator[float]:
-    for leaf in (*call.args, *call.kwargs.values()):
-        if isinstance(leaf, Tensor):
-            if leaf.numel() == 1 and id(leaf) not in replay.known:
-                yield float(leaf)
-        elif isinstance(leaf, (int, float)):
-            yield leaf
 
 
 def _differ(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> bool:

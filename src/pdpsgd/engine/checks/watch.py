@@ -23,18 +23,20 @@ from pdpsgd.engine._torch import pop_function_modes, push_function_mode
 from pdpsgd.engine.batches import Arguments, RandomStates, map_tensors, tensors
 from pdpsgd.engine.checks.loop import (
     LossCheck,
-    Numbers,
-    Recorded,
-    SizeOrScheduleError,
     check_arrived,
     check_inputs,
     check_inputs_of_two_sizes,
-    check_nothing_is_kept,
     check_parameters,
-    numbers_of,
 )
 from pdpsgd.engine.checks.probe import check_model, check_own_loss
 from pdpsgd.engine.checks.replay import CannotTellError, Replay
+from pdpsgd.engine.checks.sizes import (
+    Numbers,
+    Recorded,
+    SizeOrScheduleError,
+    check_nothing_is_kept,
+    numbers_of,
+)
 from pdpsgd.errors import PdpsgdError, warn
 
 if TYPE_CHECKING:
