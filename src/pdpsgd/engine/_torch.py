@@ -20,6 +20,7 @@ CHECKED_WITH = "2.13"
 __all__ = [
     "CHECKED_WITH",
     "SpectralNorm",
+    "is_compiled",
     "keep_version",
     "own_buffers",
     "own_parameters",
@@ -59,6 +60,11 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return the dictionary of a module's own parameters."""
     return module._parameters
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether a module comes from `torch.compile`, or was compiled in place (without loading the compiler)."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
 
 def share_step_hooks(wrapper: Optimizer, wrapped: Optimizer) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pdpsgd._typing import IdArray, IntArray
-from pdpsgd.engine.optimizer import PrivateOptimizer
+from pdpsgd.engine._torch import is_compiled
+from pdpsgd.engine.optimizer import PrivateOptimizer, refuse_half_precision_mean
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.verdict import needs_to_be_verified
@@ -45,6 +46,19 @@ def check_module(module: nn.Module) -> None:
             "Under torchrun the ranks are joined by pdpsgd itself, because gradients must be clipped before "
             "they are added up."
         )
+    compiled = next((name for name, child in module.named_modules() if is_compiled(child)), None)
+    if compiled is not None:
+        fail(
+            f"Expected a module that is not compiled: what its layers compute must be seen. Got {compiled or 'one'} "
+            "from torch.compile. Make the module private as it was before, and compile what make_private gives back."
+        )
+
+
+def check_precision(module: nn.Module, *, loss_reduction: str) -> None:
+    """Refuse a mean loss of a module in half precision."""
+    half = (torch.bfloat16, torch.float16)
+    if loss_reduction == "mean" and any(p.requires_grad and p.dtype in half for p in module.parameters()):
+        refuse_half_precision_mean()
 
 
 def check_criterion(criterion: Callable[..., Tensor] | None, module: nn.Module, *, views: int) -> None:

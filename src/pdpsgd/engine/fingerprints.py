@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
 
+from pdpsgd.engine.batches import reseed, seeded
 from pdpsgd.errors import fail
+
+# What is digested by what it holds; anything else is a dataset, digested item by item.
+_VALUES = (Tensor, np.ndarray, np.generic, Mapping, list, tuple, str, bytes, bool, int, float, type(None))
 
 
 def fingerprint_data(data: Any, *, key: bytes = b"", samples: int = 64) -> str:
     """Digest the data that a run is on, so that it is not resumed on other data.
 
-    Tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`) are digested whole. Of
-    any other map-style dataset: its length, its kind, and `samples` items spread evenly from the first to
-    the last, read under fixed seeds so that random augmentation repeats. Items that still differ when read
-    twice cannot be told from other data; of these only length and kind count.
+    Everything is digested: tensors and arrays (alone, in sequences and mappings, or in a `TensorDataset`), and
+    every item of any other map-style dataset, read under a fixed seed so that random augmentation repeats.
+    Items that still differ when read twice (`samples` of them are tried) cannot be told from other data; of these
+    only length and kind count.
 
     The digest of private data lets anyone check a guess of them. With the run's `key` only those who have
     it can.
     """
     digest = hashlib.blake2b(digest_size=32, key=key, person=b"pdpsgd data")
-    whole = getattr(data, "tensors", data)
-    if not _digest_value(digest, whole):
+    whole = data.tensors if is_plain_tensor_dataset(data) else data
+    if not isinstance(whole, _VALUES) or not _digest_value(digest, whole):
         _digest_dataset(digest, data, samples)
     return digest.hexdigest()
+
+
+def fingerprint_value(value: Any) -> str:
+    """Digest a value that a module wants to have saved."""
+    digest = hashlib.blake2b(digest_size=16)
+    _digest_value(digest, value)
+    return digest.hexdigest()
+
+
+def is_plain_tensor_dataset(data: Any) -> bool:
+    """Tell whether a dataset's items are the rows of its tensors: a subclass may give others."""
+    return type(data) is TensorDataset and all(type(part) is Tensor for part in data.tensors)
 
 
 def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
@@ -47,8 +62,6 @@ def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
         digest.update(f"{type(value).__name__} {len(text)};".encode() + text)
         return True
     if hasattr(value, "untyped_storage"):
-        import torch
-
         digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return True
@@ -59,6 +72,9 @@ def _digest_value(digest: hashlib.blake2b, value: Any) -> bool:
         digest.update(f"{array.dtype} {array.shape};".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
         return True
+    if hasattr(value, "__dict__") and not isinstance(value, Dataset) and not callable(value):
+        digest.update(f"object {type(value).__name__};".encode())
+        return _digest_value(digest, vars(value))
     return False
 
 
@@ -71,32 +87,16 @@ def _digest_dataset(digest: hashlib.blake2b, dataset: Any, samples: int) -> None
     places = np.unique(np.linspace(0, max(length - 1, 0), min(samples, length)).astype(int))
     first, again = (_digest_items(dataset, places.tolist()) for _ in range(2))
     if first == again:
-        digest.update(first)
+        digest.update(first if len(places) == length else _digest_items(dataset, range(length)))
 
 
-def _digest_items(dataset: Any, places: Sequence[int]) -> bytes:
+def _digest_items(dataset: Any, places: Iterable[int]) -> bytes:
     digest = hashlib.blake2b()
-    for place in places:
-        with _fixed_seeds():
+    with seeded(0):
+        for place in places:
+            reseed(0)
             _digest_value(digest, dataset[place])
     return digest.digest()
-
-
-@contextlib.contextmanager
-def _fixed_seeds() -> Iterator[None]:
-    """Seed the global generators that augmentation uses, and put them back: reading changes nothing."""
-    import torch
-
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        torch.default_generator.manual_seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def digest_of_module(module: nn.Module) -> str:

@@ -82,10 +82,11 @@ class Journal:
             self._directions = [
                 torch.from_numpy(
                     generator.standard_normal((PROJECTIONS, total.numel()), dtype=np.float32)
-                ).to(total)
+                ).to(total.device)
                 for total in sums
             ]
-        parts = [(d @ total.reshape(-1)).double() for d, total in zip(self._directions, sums, strict=True)]
+        pairs = zip(self._directions, sums, strict=True)
+        parts = [(d @ total.reshape(-1).to(torch.float32)).double() for d, total in pairs]
         projections: list[float] = torch.stack([part.cpu() for part in parts]).sum(0).tolist()
         return projections
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 
 from pdpsgd.engine._torch import share_step_hooks
 from pdpsgd.engine.earlier_training import count_step
-from pdpsgd.engine.release import Noise, dequantized
+from pdpsgd.engine.release import Noise, NoisedSums, dequantized
 from pdpsgd.errors import fail
 from pdpsgd.sampling.noise import quantize
 
@@ -62,6 +62,7 @@ class PrivateOptimizer(Optimizer):
         self._gradients = gradients
         self._observers = observers
         self.release = release
+        self._noised = NoisedSums(gradients.sums, gradients.flat_sums)
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._views = views
@@ -133,6 +134,14 @@ class PrivateOptimizer(Optimizer):
         self.original.add_param_group(param_group)
         self._check_parameters()
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What a GradScaler asks an optimizer before it steps."""
+        fail(
+            "Expected no GradScaler: its scale follows the data, and gradients are clipped and noised per example. "
+            "Call loss.backward() and optimizer.step() without it; bfloat16 needs no scaling."
+        )
+
     def __repr__(self) -> str:
         return f"Private{self.original!r}"
 
@@ -153,6 +162,8 @@ class PrivateOptimizer(Optimizer):
                 "fewer examples. Batches must go through the model whole and once: do not cut, filter, "
                 "repeat or extend them."
             )
+        if self._loss_reduction == "mean" and self._gradients.recorded_in_half_precision:
+            refuse_half_precision_mean()
         norms = batch.clip_norms.to(self._gradients.flat_sums[0].device)
         plan, planned = self._execution.plan, self._execution.round_of(batch.step)
         self.non_finite_gradients += self._gradients.clipped_sum(
@@ -167,7 +178,7 @@ class PrivateOptimizer(Optimizer):
         planned = self._execution.round_of(step)
         sums = self._gradients.flat_sums
         noise = Noise(step, self._execution.plan.max_grad_norm, planned.noise_multiplier)
-        with self._ranks.result_of_first(sums):
+        with self._ranks.result_of_first(self._noised.flat):
             totals = quantize(sums, clipping_norm=noise.clipping_norm)
             self._ranks.gather_sums(totals, step=step)
             if self._ranks.first:
@@ -175,17 +186,15 @@ class PrivateOptimizer(Optimizer):
                 self._observers.step_releases(
                     step, sums if alone else dequantized(totals, noise.clipping_norm)
                 )
-                self.release(totals, noise, source=self._execution.source, out=sums)
+                self.release(totals, noise, source=self._execution.source, out=self._noised.flat)
         # The public divisor: never the sampled size, never the number of records.
-        for total in sums:
-            total.div_(planned.expected_batch_size)
+        for noised in self._noised.flat:
+            noised.div_(planned.expected_batch_size)
         # Nothing else may lie there: a gradient left in a frozen parameter would move it without noise.
         for group in self.original.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        for parameter, total in self._gradients.sums.items():
-            if parameter.requires_grad:
-                parameter.grad = total if total.dtype == parameter.dtype else total.to(parameter.dtype)
+        self._noised.put_into_gradients()
 
     def _check_parameters(self) -> None:
         known = self._gradients.sums
@@ -198,3 +207,12 @@ class PrivateOptimizer(Optimizer):
                         "does not have (or did not have when it was made private): it would be moved by a "
                         "gradient without noise."
                     )
+
+
+def refuse_half_precision_mean() -> NoReturn:
+    """Refuse a mean loss in 16 bits: divided by the batch's size, gradients of others are rounded differently."""
+    fail(
+        'Expected a summed loss in half precision. Got loss_reduction="mean" with float16 or bfloat16: the size of the '
+        'batch then decides how everybody\'s gradient is rounded. Sum the loss (reduction="sum") and say '
+        'make_private(..., loss_reduction="sum").'
+    )

@@ -20,23 +20,25 @@ from pdpsgd.engine.arguments import (
     check_module,
     check_optimizer,
     check_plan,
+    check_precision,
     people_of,
     with_roster,
 )
+from pdpsgd.engine.checks.attributes import PlainAttributes
 from pdpsgd.engine.checks.buffers import BufferWatch
 from pdpsgd.engine.checks.collation import check_collation
 from pdpsgd.engine.checks.first_batches import FirstBatches
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.earlier_training import EarlierTraining
 from pdpsgd.engine.execution import Execution
-from pdpsgd.engine.fingerprints import fingerprint_data
+from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, fingerprint_data
 from pdpsgd.engine.journal import JournalKeeper
 from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
-from pdpsgd.engine.records import Records, match_records, records_of
+from pdpsgd.engine.records import match_records, records_of
 from pdpsgd.engine.release import current_release
-from pdpsgd.engine.resuming import resume_run, save_run
+from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.gradients.clipping import ClippedGradients
@@ -148,6 +150,7 @@ class PrivacyEngine:
         )
         check_optimizer(optimizer)
         check_module(module)
+        check_precision(module, loss_reduction=loss_reduction)
         check_criterion(criterion, module, views=views)
         plan = check_plan(plan, max_grad_norm=max_grad_norm, on_fresh_model=on_fresh_model)
         levels, ids = people_of(plan, budgets)
@@ -161,7 +164,21 @@ class PrivacyEngine:
             record_of_person=record_of_person,
         )
         ranks = Ranks.join(device=next((parameter.device for parameter in module.parameters()), None))
-        source = _agree(ranks, plan, levels, numbers, records, source or _new_source(seed, secure=secure))
+        if ranks.world_size > 1:
+            ranks.check_same(
+                plan=plan.digest,
+                people=hashlib.sha256(levels.tobytes()).hexdigest(),
+                model=describe_model(module),
+                optimizer=describe_optimizer(optimizer),
+                options=(loss_reduction, views, max_physical_batch_size),
+            )
+        source = ranks.share_key(source or _new_source(seed, secure=secure))
+        if ranks.world_size > 1:
+            # Somebody whose record differs between ranks, or lies elsewhere, would be there twice or not at all.
+            key = source.key_bytes()
+            ranks.check_same(
+                data=records.fingerprint(key), records_of_people=fingerprint_data(numbers, key=key)
+            )
         ranks.broadcast_module(module)
         plan = with_roster(plan, budgets, levels)
 
@@ -176,6 +193,7 @@ class PrivacyEngine:
         )
         gradients = ClippedGradients(module)
         journal = JournalKeeper(execution, ranks)
+        attributes = PlainAttributes(module)
         first_batches = FirstBatches(
             gradients,
             criterion=criterion,
@@ -198,6 +216,7 @@ class PrivacyEngine:
                 *([EarlierTraining(module, optimizer, plan)] if ranks.first else []),
                 ClearedGradients(gradients),
                 BufferWatch(module, trainable=gradients.sums),
+                attributes,
                 *self._observers,
                 first_batches,  # the last one: it watches what the loop does, not what observers do
                 journal,
@@ -229,6 +248,7 @@ class PrivacyEngine:
             ranks=ranks,
             journal=journal,
             first_batches=first_batches,
+            attributes=attributes,
             options={
                 "loss_reduction": loss_reduction,
                 "views": views,
@@ -265,6 +285,7 @@ class PrivacyEngine:
             seeded=source.seeded,
             weak_generator=None if source.cryptographic else source.algorithm,
             test_double=run.optimizer.release.is_double,
+            unseen_code=run.unseen_code,
             **circumstances,
         )
 
@@ -288,8 +309,8 @@ class PrivacyEngine:
         """Write a checkpoint between two steps: model, optimizer, position, key, `others` (schedulers, say).
 
         On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to
-        yourself, and call `pdpsgd.engine.checkpoints.erase_key` when the run has ended. Beside it lies the run's
-        journal (see `keep_journal`), without which it cannot be resumed.
+        yourself. After the plan's last step it is left out, and `close` erases it from what was saved before.
+        Beside the file lies the run's journal (see `keep_journal`), without which it cannot be resumed.
         """
         save_run(self._run, path, others)
 
@@ -320,13 +341,15 @@ class PrivacyEngine:
         return self._run.first_batches.check(loss, inputs, targets)
 
     def close(self) -> None:
-        """End the run: give the module back as it was and forget the key."""
+        """End the run: give the module back as it was, and erase the key, also from checkpoints of this run."""
         run = self._run
         run.first_batches.stop()
+        run.attributes.forget()
         run.gradients.remove()
         run.journal.close(remove=True)
         run.execution.sampler.forget()
         run.execution.source.erase()
+        erase_saved_keys(run)
 
     # --- the parts of the run ---------------------------------------------------------------------------
 
@@ -391,17 +414,3 @@ def _new_source(seed: int | None, *, secure: bool) -> RandomSource:
     if seed is None:
         return RandomSource.from_operating_system(secure=secure)
     return RandomSource.from_seed(seed, secure=secure)
-
-
-def _agree(
-    ranks: Ranks, plan: Plan, levels: IntArray, numbers: IntArray, records: Records, source: RandomSource
-) -> RandomSource:
-    """Refuse ranks with different plans, people or data; returns the source with one key for all."""
-    if ranks.world_size == 1:
-        return source
-    ranks.check_same(plan=plan.digest, people=hashlib.sha256(levels.tobytes()).hexdigest())
-    source = ranks.share_key(source)
-    # Somebody whose record differs between ranks, or lies elsewhere, would be there twice or not at all.
-    key = source.key_bytes()
-    ranks.check_same(data=records.fingerprint(key), records_of_people=fingerprint_data(numbers, key=key))
-    return source

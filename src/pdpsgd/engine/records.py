@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.engine.batches import NO_RECORD, Batch, reseed, seeded
-from pdpsgd.engine.fingerprints import fingerprint_data
+from pdpsgd.engine.fingerprints import fingerprint_data, is_plain_tensor_dataset
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor)
     """Take records from a data loader, a map-style dataset, or tensors whose first dimension counts records.
 
     Tensors (also inside a `TensorDataset` with the default collation) are indexed directly: no loop over
-    items.
+    items. A subclass may give other items than its tensors' rows, so its items are read one by one.
     """
     if isinstance(data, Tensor):
         return TensorRecords((data,))
@@ -66,7 +66,7 @@ def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor)
             f"or tensors. Got {type(dataset).__name__}."
         )
     plain = loader is None or (loader.collate_fn is default_collate and not loader.pin_memory)
-    if isinstance(dataset, TensorDataset) and plain:
+    if plain and is_plain_tensor_dataset(dataset):
         return TensorRecords(dataset.tensors)
     return DatasetRecords(dataset, loader)
 
@@ -152,7 +152,7 @@ class DatasetRecords:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def fingerprint(self, key: bytes) -> str:
-        """Digest some items, with a key."""
+        """Digest all items, with a key."""
         return self._fingerprint(key)
 
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.sampling.grid import unit_of
@@ -106,6 +106,28 @@ class Injecting(Release):
             fail(f"Expected recorded sums for step {noise.step}. Got those of {sorted(self.noised)}.")
         for result, recorded in zip(out, self.noised[noise.step], strict=True):
             result.copy_(recorded)
+
+
+class NoisedSums:
+    """Where noised sums go: one flat tensor per device, and views of it in the shapes of the parameters."""
+
+    def __init__(self, sums: Mapping[nn.Parameter, Tensor], flat_sums: Sequence[Tensor]) -> None:
+        self.flat: list[Tensor] = []
+        self.of_parameter: dict[nn.Parameter, Tensor] = {}
+        for flat in flat_sums:
+            here = {parameter: total for parameter, total in sums.items() if total.device == flat.device}
+            fine = any(parameter.dtype == torch.float64 for parameter in here)
+            noised = torch.zeros_like(flat, dtype=torch.float64 if fine else torch.float32)
+            self.flat.append(noised)
+            for parameter, total in here.items():
+                begin = total.storage_offset()
+                self.of_parameter[parameter] = noised[begin : begin + total.numel()].view(total.shape)
+
+    def put_into_gradients(self) -> None:
+        """Make them the gradients of the parameters that are trained."""
+        for parameter, noised in self.of_parameter.items():
+            if parameter.requires_grad:
+                parameter.grad = noised if noised.dtype == parameter.dtype else noised.to(parameter.dtype)
 
 
 def dequantized(quantized: Sequence[Tensor], clipping_norm: float) -> list[Tensor]:

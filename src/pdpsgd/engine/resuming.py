@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.engine.checkpoints import HasState, load, pack_optimizer, save, unpack_optimizer
+from pdpsgd.engine.checkpoints import HasState, erase_key, load, pack_optimizer, save, unpack_optimizer
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, digest_of_module, fingerprint_data
 from pdpsgd.errors import fail
 from pdpsgd.gradients.native import dispatch as native
@@ -48,7 +48,9 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
     if ranks.world_size > 1:
         ranks.check_same(model=digest_of_module(run.module))
     if ranks.first:
-        save(path, tensors, state, source.key_bytes())
+        ended = run.execution.steps_left == 0
+        save(path, tensors, state, None if ended else source.key_bytes())
+        (run.checkpoints.discard if ended else run.checkpoints.add)(Path(path).absolute())
     ranks.wait()
 
 
@@ -80,6 +82,15 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
             "different gradients. Got none. Put it back beside the checkpoint, or begin a new run."
         )
     run.journal.keep(journal)
+    run.checkpoints.add(Path(path).absolute())
+
+
+def erase_saved_keys(run: Run) -> None:
+    """Erase the key from every checkpoint of the run, which has ended: nobody is to repeat its noise."""
+    for path in run.checkpoints if run.ranks.first else ():
+        if path.exists():
+            erase_key(path)
+    run.checkpoints.clear()
 
 
 def describe_run(run: Run) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pdpsgd.engine.checks.collation import collation_is_unseen
 
 if TYPE_CHECKING:
     from torch import nn
 
     from pdpsgd._typing import IntArray
+    from pdpsgd.engine.checks.attributes import PlainAttributes
     from pdpsgd.engine.checks.first_batches import FirstBatches
     from pdpsgd.engine.distributed import Ranks
     from pdpsgd.engine.execution import Execution
@@ -36,4 +40,12 @@ class Run:
     ranks: Ranks
     journal: JournalKeeper
     first_batches: FirstBatches
+    attributes: PlainAttributes
     options: dict[str, Any] = field(default_factory=dict)
+    checkpoints: set[Path] = field(default_factory=set)  # with the key in them
+
+    @property
+    def unseen_code(self) -> list[str]:
+        """What the guards could not see through, one short description each."""
+        collation = ["collate_fn"] if collation_is_unseen(self.records) else []
+        return [*self.first_batches.unseen, *collation]

@@ -74,6 +74,12 @@ class ClippedGradients:
         calls = self._recorder.calls
         return calls[0].output_gradient.shape[0] if calls else None
 
+    @property
+    def recorded_in_half_precision(self) -> bool:
+        """Whether the backward pass that waits went through a layer in 16 bits."""
+        half = (torch.bfloat16, torch.float16)
+        return any(call.output_gradient.dtype in half for call in self._recorder.calls)
+
     @full_precision()
     @torch.no_grad()
     def clipped_sum(

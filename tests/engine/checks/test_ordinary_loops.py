@@ -71,11 +71,6 @@ def weighted_by_confidence(module, inputs, targets):
     return (cross_entropy(outputs, targets, reduction="none") * weights).mean()
 
 
-def in_half_precision(module, inputs, targets):
-    with torch.autocast("cpu", torch.bfloat16):
-        return cross_entropy(module(inputs), targets)
-
-
 def evidence(module, inputs, targets):
     outputs, mean, deviation = module(inputs)
     divergence = -0.5 * (1 + deviation - mean**2 - deviation.exp()).sum(1).mean()
@@ -109,7 +104,6 @@ ORDINARY = {
     "its own loss": (OwnLoss, lambda m, x, y: m(x, labels=y)["loss"]),
     "outputs changed in place": (None, lambda m, x, y: cross_entropy(m(x).div_(2.0), y)),
     "weights without gradient": (None, weighted_by_confidence),
-    "half precision": (None, in_half_precision),
     "a variational autoencoder": (Autoencoder, evidence),
     "a recurrent network": (Recurrent, lambda m, x, y: cross_entropy(m(x)[0], y)),
     "an assertion on values": (None, asserted),

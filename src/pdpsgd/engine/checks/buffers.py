@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from pdpsgd.engine._torch import SpectralNorm, own_buffers, own_parameters, version
+from pdpsgd.engine.fingerprints import fingerprint_value
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
 
@@ -22,12 +24,18 @@ if TYPE_CHECKING:
 _ALLOWED = (SpectralNorm,)
 
 
+# Up to this many numbers are compared one by one at every batch; more of them at some batches, by a checksum.
+_FEW = 2**18
+_OFTEN = 64
+
+
 class BufferWatch(StepObserver):
-    """Comparison of buffers and parameters between a batch and its step.
+    """Comparison of buffers, parameters and extra state between a batch and its step.
 
     Guarantee: a step whose batch changed one of them, as torch counts changes, is refused before anything of it
-    is released: parameters may change in the step, or after it. Writes through `.data`, which torch does not count,
-    are found in buffers at the first batch.
+    is released: parameters may change in the step, or after it; so is one that changed what `get_extra_state` gives.
+    Writes through `.data`, which torch does not count, are found in buffers and frozen parameters: at every batch
+    where there are at most 262,144 numbers, else at batches 1, 2, 4, 8, 16, 32 and every 64th.
     """
 
     def __init__(self, module: nn.Module, *, trainable: Iterable[nn.Parameter]) -> None:
@@ -35,9 +43,15 @@ class BufferWatch(StepObserver):
             (name, child) for name, child in module.named_modules() if not isinstance(child, _ALLOWED)
         ]
         self._trainable = frozenset(map(id, trainable))  # a tensor's own hash is slow
+        self._with_extra_state = [
+            (name, child)
+            for name, child in self._modules
+            if type(child).get_extra_state is not nn.Module.get_extra_state
+        ]
         self._before: dict[str, tuple[Tensor, int]] = {}
-        self._values: dict[str, Tensor] | None = None
-        self._compared_values = False
+        self._values: dict[str, Tensor] = {}
+        self._extra: dict[str, str] = {}
+        self._batches = 0
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Note what is there, and look again when the loop steps."""
@@ -46,9 +60,13 @@ class BufferWatch(StepObserver):
 
     def start(self) -> None:
         """Note the state of all of them: a batch is yielded."""
-        self._before = {name: (tensor, version(tensor)) for name, tensor in self._tensors().items()}
-        if not self._compared_values:
-            self._values = {name: tensor.detach().clone() for name, tensor in self._buffers().items()}
+        tensors = self._tensors()
+        self._before = {name: (tensor, version(tensor)) for name, tensor in tensors.items()}
+        self._values = {}
+        kept = {name: tensor for name, tensor in tensors.items() if id(tensor) not in self._trainable}
+        if kept and self._is_due(sum(tensor.numel() for tensor in kept.values())):
+            self._values = {name: _content(tensor) for name, tensor in kept.items()}
+        self._extra = self._extra_states()
 
     def check(self, *, empty: bool) -> None:
         """Refuse the batch if anything has changed since it was yielded."""
@@ -57,11 +75,21 @@ class BufferWatch(StepObserver):
             before, writes = self._before.get(name, (None, -1))
             if before is not tensor or writes != version(tensor):
                 _refuse_write(name) if id(tensor) in self._trainable else _refuse(name)
-        for name, value in (self._values or {}).items():
-            if not _same(now[name], value):
+        for name, value in self._values.items():
+            if not _same(_content(now[name]), value):
                 _refuse(name)
-        if not empty:
-            self._values, self._compared_values = None, True
+        for name, digest in self._extra_states().items():
+            if digest != self._extra[name]:
+                _refuse(_join(name, "get_extra_state()"))
+        self._batches += not empty
+
+    def _is_due(self, numbers: int) -> bool:
+        """Tell whether values are compared at this batch, and not only torch's counts of changes."""
+        batch = self._batches + 1
+        return numbers <= _FEW or batch % _OFTEN == 0 or (batch < _OFTEN and batch & (batch - 1) == 0)
+
+    def _extra_states(self) -> dict[str, str]:
+        return {name: fingerprint_value(child.get_extra_state()) for name, child in self._with_extra_state}
 
     def _tensors(self) -> dict[str, Tensor]:
         parameters = {
@@ -100,6 +128,18 @@ def _refuse_write(name: str) -> None:
 
 def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
+
+
+def _content(tensor: Tensor) -> Tensor:
+    """Return a copy of a small tensor, and a checksum of the bits of a large one."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() <= _FEW:
+        return flat.clone()
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for part in torch.split(flat, _FEW):
+        bits = part.contiguous().view(torch.uint8).to(torch.int64)
+        total = total * 31 + (bits * torch.arange(1, len(bits) + 1, device=flat.device)).sum()
+    return total
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -48,6 +48,16 @@ def check_collation(records: Records, *, by_place: bool) -> None:
         _warn(f"it cannot be tried on a few records ({type(error).__name__}: {error})")
 
 
+def collation_is_unseen(records: Records) -> bool:
+    """Tell whether batches are collated by code that could not be checked."""
+    return (
+        isinstance(records, DatasetRecords)
+        and records.collate is not default_collate
+        and records.shapes is None
+        and len(records) > 1
+    )
+
+
 def _checked(records: DatasetRecords, *, by_place: bool) -> RowShapes | None:
     """Return the shapes of rows; None if the collation cannot be checked."""
     items, collate = records.some_items(CHECKED_RECORDS), records.collate

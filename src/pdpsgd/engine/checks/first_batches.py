@@ -49,6 +49,7 @@ class FirstBatches(StepObserver):
         self._seen = SeenValues()
         self._last: LossWatch | None = None  # of the batch before, if that was not enough
         self._watch: LossWatch | None = None  # of the current batch
+        self.unseen: list[str] = []  # what could not be checked, and why
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Try the criterion on the batch, and look at what the loop does with it."""
@@ -70,6 +71,7 @@ class FirstBatches(StepObserver):
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop(report=report)
+            self.unseen += watch.findings if report else []
             self._loop_is_checked = watch.concluded
             if watch.concluded:
                 self._last = None

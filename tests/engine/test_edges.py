@@ -1,0 +1,258 @@
+"""Edges of the promise: precision, compiled modules, datasets that are not what they seem, keys that outlive a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from pdpsgd.engine import PrivacyEngine
+from pdpsgd.engine.checkpoints import load
+from pdpsgd.engine.fingerprints import fingerprint_data
+from pdpsgd.errors import PdpsgdError
+from tests.engine.conftest import make_data, make_module, make_plan
+
+
+def half(data):
+    return data[0].to(torch.bfloat16), data[1]
+
+
+# Half precision ------------------------------------------------------------------------------------------
+
+
+def test_a_mean_loss_of_a_module_in_half_precision_is_refused_with_the_remedy(private):
+    with pytest.raises(
+        PdpsgdError, match=r"Expected a summed loss in half precision.*loss_reduction=\"sum\""
+    ):
+        private(module=make_module().to(torch.bfloat16), data=half(make_data(40)))
+
+
+def in_autocast(run, reduction):
+    for inputs, targets in run.loader:
+        run.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = functional.cross_entropy(run.module(inputs), targets, reduction=reduction)
+        loss.backward()
+        run.optimizer.step()
+
+
+def test_a_mean_loss_in_autocast_is_refused_with_the_remedy(private, flat):
+    run = private(engine=PrivacyEngine(watch_loop=False))
+    before = flat(run.module)
+    with pytest.raises(PdpsgdError, match=r"Expected a summed loss in half precision"):
+        in_autocast(run, "mean")
+    assert torch.equal(flat(run.module), before)
+
+
+def test_a_summed_loss_in_half_precision_trains_without_a_word(private, flat):
+    watched, unwatched = (
+        private(loss_reduction="sum", engine=PrivacyEngine(watch_loop=watch)) for watch in (True, False)
+    )
+    in_autocast(watched, "sum")
+    in_autocast(unwatched, "sum")
+    assert watched.engine.steps_left == 0
+    assert torch.equal(flat(watched.module), flat(unwatched.module))
+
+
+def test_a_step_inside_autocast_gives_what_it_gives_outside(private, flat):
+    inside, outside = private(), private()
+    for run in (inside, outside):
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            functional.cross_entropy(run.module(inputs), targets).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=run is inside):
+                run.optimizer.step()
+    assert torch.equal(flat(inside.module), flat(outside.module))
+
+
+def test_a_frozen_part_in_half_precision_does_not_hinder_a_mean_loss(private):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Linear(5, 5).to(torch.bfloat16).requires_grad_(False)
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, inputs):
+            return self.head(self.encoder(inputs.to(torch.bfloat16)).float())
+
+    run = private(module=Mixed())
+    run.train()
+    assert run.engine.steps_left == 0
+
+
+def test_a_grad_scaler_is_refused(private):
+    run = private()
+    scaler = torch.amp.GradScaler("cpu")
+    inputs, targets = next(iter(run.loader))
+    scaler.scale(functional.cross_entropy(run.module(inputs), targets)).backward()
+    with pytest.raises(PdpsgdError, match="Expected no GradScaler"):
+        scaler.step(run.optimizer)
+    run.engine.close()
+
+
+def test_a_grad_scaler_that_is_switched_off_changes_nothing(private, flat):
+    scaled, plain = private(), private()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for inputs, targets in scaled.loader:
+        scaled.optimizer.zero_grad()
+        scaler.scale(functional.cross_entropy(scaled.module(inputs), targets)).backward()
+        scaler.step(scaled.optimizer)
+        scaler.update()
+    plain.train()
+    assert torch.equal(flat(scaled.module), flat(plain.module))
+
+
+# Compiled modules ----------------------------------------------------------------------------------------
+
+
+def compiled_in_place(module):
+    module.compile()
+    return module
+
+
+COMPILED = {
+    "wrapped": torch.compile,
+    "in place": compiled_in_place,
+    "a part": lambda module: nn.Sequential(torch.compile(module[0]), *module[1:]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it loads its compiler
+@pytest.mark.parametrize("way", COMPILED)
+def test_a_compiled_module_is_refused_with_the_remedy(private, way):
+    with pytest.raises(
+        PdpsgdError, match=r"not compiled.*torch\.compile.*compile what make_private gives back"
+    ):
+        private(module=COMPILED[way](make_module()))
+
+
+# Datasets ------------------------------------------------------------------------------------------------
+
+
+class Reversed(TensorDataset):
+    def __getitem__(self, index):
+        return super().__getitem__(len(self) - 1 - index)
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, DataLoader], ids=["dataset", "loader"])
+def test_a_subclass_of_tensor_dataset_is_read_as_it_reads_itself(private, wrap):
+    inputs, targets = make_data(40)
+    numbers = np.full(40, -1)
+    numbers[7] = 0  # person 7 has item 0, which is the last row of the tensors
+    plan = make_plan(rates=(1.0,), steps=1)
+    run = private(plan=plan, data=wrap(Reversed(inputs[:1], targets[:1])), record_of_person=numbers)
+    next(iter(run.loader))
+    dataset = Reversed(inputs, targets)
+    run = private(plan=plan, data=wrap(dataset))
+    (found, _), people = next(iter(run.loader)), run.engine.execution.current.records
+    assert torch.equal(found, inputs.flip(0)[people])
+
+
+def test_a_plain_tensor_dataset_is_read_as_tensors(private):
+    data = make_data(40)
+    one, other = private(data=TensorDataset(*data)), private(data=data)
+    for first, second in zip(one.loader, other.loader, strict=True):
+        assert torch.equal(first[0], second[0])
+        one.step(*first)
+        other.step(*second)
+
+
+class Texts(Dataset):
+    """Items that are no tensors."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        return {"text": self.texts[index], "number": index}
+
+
+def test_one_changed_item_among_many_changes_the_digest():
+    texts = [f"text {index}" for index in range(500)]
+    digests = {fingerprint_data(Texts(texts))}
+    for place in (1, 123, 498):
+        digests.add(fingerprint_data(Texts([*texts[:place], "changed", *texts[place + 1 :]])))
+    assert len(digests) == 4
+    assert fingerprint_data(Texts(list(texts))) in digests
+
+
+class Vectors(Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, index):
+        return self.data[0][index], int(self.data[1][index])
+
+
+def test_a_run_is_not_resumed_where_one_of_many_records_was_changed(private, tmp_path):
+    plan = make_plan(people=300, rates=(0.1,))
+    private(plan=plan, data=Vectors(make_data(300))).engine.save(tmp_path / "checkpoint")
+    same = private(plan=plan, data=Vectors(make_data(300)))
+    same.engine.resume(tmp_path / "checkpoint")
+    inputs, targets = make_data(300)
+    inputs[123] += 1
+    changed = private(plan=plan, data=Vectors((inputs, targets)))
+    with pytest.raises(PdpsgdError, match="Expected the data that the checkpoint"):
+        changed.engine.resume(tmp_path / "checkpoint")
+
+
+# Keys ----------------------------------------------------------------------------------------------------
+
+
+def test_after_the_last_step_no_checkpoint_of_a_closed_run_has_its_key(private, tmp_path):
+    run = private()
+    for step, batch in enumerate(run.loader):
+        run.step(*batch)
+        if step in (1, 3):
+            run.engine.save(tmp_path / f"step {step}")
+    run.engine.save(tmp_path / "last")
+    assert load(tmp_path / "last").key is None
+    assert load(tmp_path / "step 3").key is not None  # until it is closed, the run may be taken up
+    run.engine.close()
+    assert {path.name: load(path).key for path in tmp_path.glob("*") if "journal" not in path.name} == {
+        "step 1": None,
+        "step 3": None,
+        "last": None,
+    }
+
+
+def test_a_resumed_run_erases_the_key_of_the_checkpoint_it_came_from(private, tmp_path):
+    private().engine.save(tmp_path / "checkpoint")
+    run = private()
+    run.engine.resume(tmp_path / "checkpoint")
+    run.train()
+    run.engine.close()
+    assert load(tmp_path / "checkpoint").key is None
+
+
+# Verdict -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_secret_key_that_was_seen_through_is_for_release(private):
+    run = private(seed=None)
+    run.train()
+    assert run.engine.verdict().is_for_release
+
+
+def test_a_seed_or_a_weak_generator_is_not_for_release(private):
+    assert [reason.code for reason in private().engine.verdict().reasons] == ["seeded"]
+    weak = private(seed=None, secure=False).engine.verdict()
+    assert [reason.code for reason in weak.reasons] == ["weak-generator"]
+
+
+def test_a_loss_that_could_not_be_seen_through_is_not_for_release(private):
+    run = private(seed=None)
+    inputs, targets = next(iter(run.loader))
+    functional.cross_entropy(run.module(inputs), targets).backward(torch.ones(()))
+    with pytest.warns(UserWarning, match="could not be checked"):
+        run.optimizer.step()
+    assert "unseen-code" in [reason.code for reason in run.engine.verdict().reasons]
