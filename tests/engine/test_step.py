@@ -185,7 +185,7 @@ def test_bfloat16_models_get_their_noise_in_float64(private, helpers):
     module = helpers.module().to(torch.bfloat16)
     run = private(module=module, data=(inputs.to(torch.bfloat16), targets), loss_reduction="sum")
     for batch in run.loader:
-        functional.cross_entropy(run.module(batch[0]), batch[1], reduction="sum").backward()
+        nn.functional.cross_entropy(run.module(batch[0]), batch[1], reduction="sum").backward()
         run.optimizer.step()
     assert all(parameter.grad.dtype == torch.bfloat16 for parameter in run.module.parameters())
     assert all(total.dtype == torch.float64 for total in run.engine.gradients.sums.values())
