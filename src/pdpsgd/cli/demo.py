@@ -76,7 +76,7 @@ def main() -> None:
         ),
     )
     console.print(made.table())
-    for note in NOTES:
+    for note in made.notes:
         console.print(f"- {note}", highlight=False)
     FOLDER.mkdir(exist_ok=True)
     page = FOLDER / "report.html"

@@ -30,6 +30,7 @@ from pdpsgd.training.components import (
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.inputs import TrainingInputs, inputs_of
+from pdpsgd.training.leftovers import remove_leftovers
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
@@ -311,18 +312,22 @@ def _finish(trainer: Trainer, inputs: TrainingInputs) -> TrainingResult:
     models = trainer.models()
     engine.ranks.check_same(model=digest_of_module(trainer.model) if engine.ranks.world_size > 1 else "")
     model = models[0][1] if len(models) == 1 else WeightedModels(models)
+    evaluation = None if trainer.test is None else trainer.test.evaluate(model, trainer.loss)
+    unknown = sorted({each for _, part in models for each in remove_leftovers(part, trainer.attributes)})
     result = TrainingResult(
         model=model,
         plan=plan,
         spent=_spent(trainer),
-        evaluation=None if trainer.test is None else trainer.test.evaluate(model, trainer.loss),
+        evaluation=evaluation,
         history=tuple(trainer.history),
         models=tuple(models),
         settings=trainer.settings,
         versions=versions(),
         seconds=round(trainer.seconds, 1),
         verdict=engine.verdict(
-            schema_from_data=inputs.learned_from_data, without_promise=inputs.without_promise
+            schema_from_data=inputs.learned_from_data,
+            without_promise=inputs.without_promise,
+            unseen_code=unknown,
         ),
         run_folder=None if folder is None else folder.path,
     )

@@ -23,6 +23,7 @@ from pdpsgd.engine.resuming import check_same_run
 from pdpsgd.errors import fail
 from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
+from pdpsgd.training.leftovers import plain_attributes
 from pdpsgd.training.progress import ProgressBar
 from pdpsgd.training.run_folder import RunFolder, to_jsonable, without_people
 
@@ -79,6 +80,7 @@ class Trainer:
         self.test = test
         self.folder = folder
         self.sensitive = sensitive
+        self.attributes = plain_attributes(model)
         self.start = copy.deepcopy(model.state_dict())  # every fresh model begins as the model was given
         self.bare = copy.deepcopy(
             model
