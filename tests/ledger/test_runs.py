@@ -11,7 +11,7 @@ from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.ledger import Ledger
 from pdpsgd.ledger.amounts import UNIT_B, Amounts, allowed
-from pdpsgd.ledger.offers import Share, run_budgets
+from pdpsgd.ledger.offers import Share, shares
 
 from .conftest import everybody_in_every_step, people
 
@@ -44,13 +44,14 @@ def test_a_share_of_what_is_left_and_a_part_of_the_whole() -> None:
     for spend, found in told.items():
         spent = Amounts.zeros(1)
         for _ in range(12):
-            offer = run_budgets(
-                np.array(["p"]), Share.parse(spend), whole, spent, np.array([1e-5]), np.array([2.0])
-            )
             share = Share.parse(spend)
+            epsilon, delta = shares(
+                share, allowed=whole, spent=spent, epsilon=np.array([2.0]), delta=np.array([1e-5])
+            )
             b = min(share.of_left * float(whole.b[0] - spent.b[0]), share.of_whole * float(whole.b[0]))
             found.append(float(gaussian_epsilon(np.sqrt(b * UNIT_B), 0.9e-5)))
-            assert offer.budgets.epsilon[0] > found[-1]  # at a smaller delta
+            assert epsilon[0] > found[-1]  # because it is at a smaller delta
+            assert delta[0] < 1e-5
             spent.b[0] += int(b)
             spent.d[0] += int(share.of_whole * share.of_left * whole.d[0] / 12)
     np.testing.assert_allclose([told["0.25"][i] for i in (0, 3, 11)], [0.93, 0.58, 0.17], atol=0.006)
@@ -189,13 +190,35 @@ def test_old_plans_are_entered_in_order_with_a_d_that_nobody_chooses(in_file: Le
     in_file.enroll(listed)
     old = [plan(listed, steps=steps, batch_size=10) for steps in (10, 12)]
     runs = [in_file.enter_history(one, name=f"old {i}") for i, one in enumerate(old)]
-    assert in_file.enter_history(old[0]).number == runs[0].number
+    with pytest.raises(PdpsgdError, match="entered already, as run 1"):
+        in_file.enter_history(old[0])
     assert [run.state for run in runs] == ["finished", "finished"]
     first, second = in_file.person("p0").charges
     assert (first.d, second.d) == (pytest.approx(2.5e-7, rel=1e-6), pytest.approx(0.75 * 2.5e-7, rel=1e-6))
     assert in_file.check().passed
     with pytest.raises(PdpsgdError):  # each of them alone spent everything
         in_file.reserve(everybody_in_every_step(["p0"], 0.05))
+
+
+def test_a_block_of_code_is_a_run(in_file: Ledger) -> None:
+    in_file.enroll(people(2.0))
+    with in_file.running(everybody_in_every_step(["p0"], 0.1), name="January") as run:
+        assert (run.state, run.attempt) == ("running", 1)
+    assert in_file.run(run.number).state == "finished"
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        in_file.running(everybody_in_every_step(["p0"], 0.1)) as second,
+    ):
+        raise RuntimeError("out of memory")
+    assert in_file.run(second.number).state == "killed"
+    assert len(in_file.person("p0").charges) == 2
+    in_file.finish(second.number, in_file.resume(second.number))
+
+
+def test_nobody_is_on_a_list_twice(in_file: Ledger) -> None:
+    in_file.enroll(people(2.0))
+    with pytest.raises(PdpsgdError, match="Expected each person once"):
+        in_file.reserve(everybody_in_every_step(["p0", "p0"], 0.1))
 
 
 def test_plans_without_people_or_with_strangers_are_refused(in_file: Ledger) -> None:

@@ -15,8 +15,8 @@ UNIT_B = 1e-15
 UNIT_D = 1e-18
 UNLIMITED = 1 << 62
 """Allowed to somebody who asks for no protection."""
-LARGEST = 1 << 58
-"""The largest finite allowance or charge: a mu of 537. A charge above it counts as this, and fits nobody's promise."""
+LARGEST = 1 << 56
+"""The largest finite allowance or charge: a mu of 8.5. A charge above it counts as this, and fits nobody's promise."""
 
 
 @dataclass(frozen=True, eq=False)

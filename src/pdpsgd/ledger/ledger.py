@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pdpsgd.ledger import charges, consents, reservations, schema, views
 from pdpsgd.ledger.checking import check
 from pdpsgd.ledger.database import TIMEOUT, Database, insert
 from pdpsgd.ledger.log import GENESIS, append
-from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, run_budgets
+from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares
 from pdpsgd.ledger.spending import spent
 from pdpsgd.ledger.values import CHARGED, Check, Person, Run, Tier
 from pdpsgd.planning.planner import plan as make_plan
@@ -122,17 +123,17 @@ class Ledger:
             if not len(now):
                 fail("Expected people in the ledger. There is nobody: enroll them first.")
             used = spent(connection, len(now), CHARGED)
-            ids = consents.all_ids(connection)
-            made = run_budgets(
-                consents.named_ids(connection, ids), share, now.allowed, used, now.delta, now.epsilon
+            epsilon, delta = shares(
+                share, allowed=now.allowed, spent=used, epsilon=now.epsilon, delta=now.delta
             )
-            if people is None:
-                return made
-            listed = consents.numbers_of(connection, consents.texts_of(connection, np.asarray(people)))
-        b = made.budgets
-        return Offer(
-            Budgets(b.epsilon[listed], b.delta[listed], ids=b.ids[listed], allow_infinite=True), share
-        )
+            del now, used  # of a million people each array counts
+            listed = None
+            if people is not None:
+                listed = consents.numbers_of(connection, consents.texts_of(connection, np.asarray(people)))
+            ids = consents.named_ids(connection, consents.all_ids(connection))
+        if listed is not None:
+            epsilon, delta, ids = epsilon[listed], delta[listed], ids[listed]
+        return Offer(Budgets(epsilon, delta, ids=ids, allow_infinite=True), share)
 
     def plan(
         self, spend: str | float = DEFAULT_SPEND, *, people: npt.ArrayLike | None = None, **settings: Any
@@ -163,16 +164,51 @@ class Ledger:
         _check_plan(plan)
         return self._reserve(plan, charges.charges_of_plan(plan), name, token or uuid.uuid4().hex, "reserved")
 
-    def enter_history(self, plan: Plan, *, name: str = "") -> Run:
+    @contextmanager
+    def running(self, plan: Plan, *, name: str = "", token: str | None = None) -> Iterator[Run]:
+        """Reserve and start a run, and finish it at the end of a `with` block; after an error it is killed.
+
+        Args:
+            plan: as for `reserve`.
+            name: as for `reserve`.
+            token: as for `reserve`.
+
+        Yields:
+            The run, in the state `running`: from here on records may be read.
+        """
+        number = self.reserve(plan, name=name, token=token).number
+        attempt = self.start(number)
+        try:
+            yield self.run(number)
+        except BaseException:
+            self.kill(number, attempt)
+            raise
+        self.finish(number, attempt)
+
+    def enter_history(self, plan: Plan, *, name: str = "", token: str | None = None) -> Run:
         """Enter a plan that was run before the ledger began, as finished; enter them in the order of time.
 
-        d is not chosen: it is the default share of what entered runs have left of it. The same plan is one run.
+        d is not chosen: it is the default share of what entered runs have left of it.
+
+        Args:
+            plan: with its people.
+            name: for people to read.
+            token: needed for a plan that was run more than once, one for each further time.
+
+        Returns:
+            The run, in the state `finished`.
         """
         _check_plan(plan)
-        earlier = sum(run.token.startswith("history:") for run in self.runs())
-        share = charges.DEFAULT_SHARE * (1 - charges.DEFAULT_SHARE) ** earlier
-        token = f"history:{plan.digest}"
-        return self._reserve(plan, charges.charges_of_plan(plan, share_of_d=share), name, token, "finished")
+        entered = {run.token: run.number for run in self.runs() if run.token.startswith("history:")}
+        name_of_run = f"history:{plan.digest[:40]}:{token or ''}"
+        if name_of_run in entered:
+            fail(
+                f"This plan was entered already, as run {entered[name_of_run]}. If it was run more than once, enter "
+                'each further time with a token of its own, as in token="second time".'
+            )
+        share = charges.DEFAULT_SHARE * (1 - charges.DEFAULT_SHARE) ** len(entered)
+        cost = charges.charges_of_plan(plan, share_of_d=share)
+        return self._reserve(plan, cost, name, name_of_run, "finished")
 
     def _reserve(self, plan: Plan, cost: list[charges.Charge], name: str, token: str, state: str) -> Run:
         roster = plan.roster

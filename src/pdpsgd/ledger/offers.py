@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdpsgd._typing import IntArray
+from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.certificates import KAPPA
 from pdpsgd.accounting.gaussian import for_distinct, gaussian_epsilon
 from pdpsgd.budgets.budgets import Budgets
@@ -64,21 +64,20 @@ class Offer:
     share: Share
 
 
-def run_budgets(
-    ids: IntArray, share: Share, allowed: Amounts, spent: Amounts, delta: np.ndarray, epsilon: np.ndarray
-) -> Offer:
-    """Turn what is left of everybody's allowance into budgets for one run.
+def shares(
+    share: Share, *, allowed: Amounts, spent: Amounts, epsilon: FloatArray, delta: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Turn what is left of everybody's allowance into an epsilon and a delta for one run.
 
     Args:
-        ids: everybody's id.
         share: how much the run may take.
         allowed: what everybody allows now.
         spent: what all runs so far have been charged.
-        delta: everybody's delta, for those who ask for no protection.
         epsilon: everybody's epsilon; infinite where no protection is asked.
+        delta: everybody's delta, for those who ask for no protection.
 
     Returns:
-        The offer.
+        Everybody's epsilon and delta for the run.
     """
     left = allowed.left_after(spent)
     b, d = (
@@ -95,4 +94,4 @@ def run_budgets(
     epsilons, deltas = np.zeros(b.size), np.where(infinite, delta, 0.0)
     epsilons[infinite] = np.inf
     epsilons[used], deltas[used] = run_epsilon, run_delta
-    return Offer(Budgets(epsilons, deltas, ids=ids, allow_infinite=True), share)
+    return epsilons, deltas

@@ -63,6 +63,8 @@ def reserve(
         return int(known.number)
     if len(charges) >= schema.NOT_THERE:
         fail(f"Expected fewer than {schema.NOT_THERE:,} levels. Got {len(charges):,}.")
+    if np.unique(numbers).size < numbers.size:
+        fail("Expected each person once on a run's list. Somebody is on it twice, and would pay once only.")
     people = people_count(connection)
     everybody = np.full(people, schema.NOT_THERE, dtype=np.int64)
     everybody[numbers] = levels

@@ -49,7 +49,7 @@ runs = Table(
     "runs",
     metadata,
     Column("number", _whole, primary_key=True, autoincrement=False),
-    Column("token", String(80), nullable=False, unique=True),
+    Column("token", Text, nullable=False, unique=True),
     Column("name", Text, nullable=False),
     Column("state", String(10), nullable=False),
     Column("attempt", Integer, nullable=False),

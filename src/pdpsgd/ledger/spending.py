@@ -33,7 +33,7 @@ def spent(
     largest = 0
     for run in numbers:
         table = charge_table(connection, run)
-        largest += int(table.b.max(initial=0))
+        largest += int(max(column.max(initial=0) for column in (table.b, table.d, table.e)))
         if largest >= 1 << 63:
             fail(
                 "The sum of all charges no longer fits into the ledger's integers: begin a new ledger for new people."
