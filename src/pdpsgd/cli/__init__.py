@@ -18,7 +18,7 @@ class Commands(TyperGroup):
     """The commands in the order of use; a user's mistake ends with a message, not with a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of use."""
+        """Return the names, in the order of use."""
         return [name for name in COMMANDS if name in self.commands]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run the console script."""
     app(prog_name="pdpsgd")
 
 
@@ -75,8 +75,7 @@ def _pdpsgd(
 
 
 def _assemble() -> None:
-    """Each command's file has either a group `app` of several commands, or one function of the command's
-    name."""
+    """Add the commands: each file has a group `app` of several, or one function of the command's name."""
     for name in COMMANDS:
         module = import_module(f"pdpsgd.cli.{name}")
         if hasattr(module, "app"):

@@ -192,7 +192,7 @@ def _draw(result: AuditResult, chart: Path) -> None:
 
 
 def _benchmark(name: object) -> str | None:
-    """The run's data if it is a benchmark; your own files cannot be found again from a run folder."""
+    """Return the run's data if it is a benchmark; your own files cannot be found again from a run folder."""
     from pdpsgd.data.benchmarks.loading import NAMES
 
     return name if isinstance(name, str) and name in NAMES else None

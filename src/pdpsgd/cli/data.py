@@ -171,7 +171,7 @@ def schema(
 
 
 def _entry(name: str, data_folder: Path | None) -> dict[str, Any]:
-    """What the catalog knows of a benchmark, where it was found, and what is wrong with its files there."""
+    """Say what the catalog knows of a benchmark, where it was found, and what is wrong with its files there."""
     from pdpsgd.data.benchmarks.catalog import benchmark
     from pdpsgd.data.benchmarks.folders import find
 
@@ -201,7 +201,7 @@ def _way_to(name: str) -> str:
 
 
 def _problem(name: str, place: Path) -> tuple[str | None, tuple[str, ...]]:
-    """What is wrong with a benchmark's files, if anything, and the remarks on them."""
+    """Say what is wrong with a benchmark's files, if anything, and the remarks on them."""
     from pdpsgd.data.benchmarks.loading import verify
 
     try:

@@ -110,7 +110,7 @@ def plan(
 
 
 def show(made: Plan, screen: shared.Screen) -> None:
-    """The plan's table and what belongs under it."""
+    """Show the plan's table and what belongs under it."""
     if screen.quiet:
         return
     from pdpsgd.planning.plan_table import table

@@ -28,7 +28,7 @@ PEOPLE = "People and budgets"
 
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:
-    """An option in a panel of the help; a default of None is not shown."""
+    """Declare an option in a panel of the help; a default of None is not shown."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
@@ -66,7 +66,7 @@ def _read_config(ctx: Any, value: Path | None) -> Path | None:
 
 
 def _as_text(setting: Any) -> Any:
-    """A table {"1" = 0.34} is written as on the command line: 1:0.34."""
+    """Write a table {"1" = 0.34} as on the command line: 1:0.34."""
     if isinstance(setting, dict):
         return ",".join(f"{key}:{value}" for key, value in setting.items())
     return setting
@@ -229,7 +229,7 @@ class Screen:
 
     @contextmanager
     def bars(self) -> Iterator[Callable[[str, int, int], None] | None]:
-        """A progress bar on the error stream for each name that is told: tell(name, done, total)."""
+        """Show a progress bar on the error stream for each name that is told: tell(name, done, total)."""
         if self.quiet:
             yield None
             return
@@ -334,7 +334,7 @@ def parse_weights(text: str | None) -> tuple[float, float] | None:
 
 
 def read_plan(file: Path, *, verify: bool = False) -> Plan:
-    """A plan from a JSON file; errors name it."""
+    """Read a plan from a JSON file; errors name it."""
     from pdpsgd.planning.plans import Plan
 
     try:
@@ -348,7 +348,7 @@ def read_plan(file: Path, *, verify: bool = False) -> Plan:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The user's own function, named as module:function; the module may lie in the working directory."""
+    """Find the user's own function, named as module:function, maybe in the working directory."""
     module_name, _, function_name = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:

@@ -237,7 +237,7 @@ def make_network(
 
 
 def tier_names(epsilon: FloatArray, most: int = 6) -> list[str]:
-    """The tier of each person by their epsilon: the value itself, or one of a few ranges if there are many.
+    """Return the tier of each person by their epsilon: the value itself, or one of a few ranges if there are many.
 
     >>> tier_names(np.array([0.5, 1.0, 0.5]))
     ['0.5', '1', '0.5']

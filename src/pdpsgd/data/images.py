@@ -52,7 +52,7 @@ class ImageData:
 
 
 def load_npz(path: str | Path) -> ImageData:
-    """Arrays `inputs` and `targets` from an `.npz` file; also `ids`, `classes` and `test_...` if any.
+    """Read arrays `inputs` and `targets` from an `.npz` file; also `ids`, `classes` and `test_...` if any.
 
     Inputs of bytes are pixels and become numbers from -1 to 1; other numbers are taken as they are. Images
     may have their channels first, last, or none; targets are whole numbers from 0. Without `classes` (their
@@ -95,7 +95,7 @@ def load_folder(
     color: bool = True,
     people: str | Path | None = None,
 ) -> ImageData:
-    """Images from `FOLDER/CLASS/*.png` (jpg and others, too), or from `FOLDER/train` and `FOLDER/test` alike.
+    """Read images from `FOLDER/CLASS/*.png` (jpg and others, too), or from `FOLDER/train` and `FOLDER/test`.
 
     Every image is brought to `size` (height, width), in color or gray. A record's id is its path inside
     the folder, or what a CSV file `people` with the columns `file` and `id` says. The names of the class
@@ -153,7 +153,7 @@ def _inputs(values: Array, place: str) -> torch.Tensor:
 
 
 def _scaled(pixels: torch.Tensor) -> torch.Tensor:
-    """From 0 to 255, to -1 to 1."""
+    """Bring pixels from 0 to 255 into -1 to 1."""
     return pixels.div_(127.5).sub_(1)
 
 

@@ -1,5 +1,4 @@
-"""One way in for all data: a named benchmark, a table, an image folder or an `.npz` file, as tensors with
-ids."""
+"""One way in for all data: a benchmark, a table, a folder of images or an `.npz` file, as tensors with ids."""
 
 from __future__ import annotations
 

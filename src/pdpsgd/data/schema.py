@@ -107,7 +107,7 @@ class Schema:
         return tuple(name for name, column in self.columns.items() if not isinstance(column, Ignored))
 
     def to_toml(self) -> str:
-        """The schema as a file, for people to read and edit; a draft says plainly that it is one."""
+        """Write the schema as a file, for people to read and edit; a draft says plainly that it is one."""
         head = [] if self.confirmed else [DRAFT_NOTICE]
         head += [f"label = {_quoted(self.label)}", f"classes = {_list(self.classes)}"]
         if self.id_column is not None:
@@ -117,7 +117,7 @@ class Schema:
 
     @classmethod
     def from_toml(cls, text: str, *, source: str = "the schema") -> Schema:
-        """A schema from TOML; errors name the place."""
+        """Read a schema from TOML; errors name the place."""
         try:
             content = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -136,7 +136,7 @@ class Schema:
 
     @classmethod
     def read(cls, path: str | Path) -> Schema:
-        """A schema from a TOML file."""
+        """Read a schema from a TOML file."""
         try:
             return cls.from_toml(Path(path).read_text(encoding="utf-8"), source=str(path))
         except (OSError, UnicodeDecodeError) as error:
@@ -147,7 +147,7 @@ class Schema:
 def draft_schema(
     table: Any, *, label: str, id_column: str | None = None, leave_out: Iterable[str] = ()
 ) -> Schema:
-    """A first schema, read from the data for a person to correct; it comes unconfirmed.
+    """Draft a schema from the data for a person to correct; it comes unconfirmed.
 
     Not private: what it says is computed from the data. `leave_out` names columns that are not features, such
     as those with budgets. Columns whose names speak of another epsilon, delta or id are ignored, too.
@@ -178,7 +178,7 @@ def is_no_feature(name: str) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """How a value is written in a schema: text without blanks around it, whole numbers without a fraction.
+    """Write a value as in a schema: text without blanks around it, whole numbers without a fraction.
 
     >>> text_of(" nurse"), text_of(3.0), text_of(True)
     ('nurse', '3', 'true')
@@ -191,7 +191,7 @@ def text_of(value: Any) -> str:
 
 
 def cells(series: nw.Series[Any]) -> list[Any]:
-    """The values of a column, None where there is none: no value, not a number, or blank text."""
+    """Return the values of a column, None where there is none: no value, not a number, or blank text."""
     pairs = zip(series.to_list(), series.is_null().to_list(), strict=True)
     return [None if missing or _blank(value) else value for value, missing in pairs]
 
@@ -226,7 +226,7 @@ def _number_first(text: str) -> tuple[int, float, str]:
 
 
 def _rounded(value: float, rounding: str) -> float:
-    """Two significant digits, away from the data: for a person to start from, not a way to hide anything."""
+    """Round to two significant digits, away from the data: for a person to start from, not to hide anything."""
     rounded = float(decimal.Context(prec=2, rounding=rounding).create_decimal(repr(float(value))))
     return int(rounded) if rounded.is_integer() else rounded
 
@@ -304,5 +304,5 @@ def _list(values: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string; JSON escapes all that TOML wants escaped, but for one character."""
+    """Return a TOML basic string; JSON escapes all that TOML wants escaped, but for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -120,7 +120,7 @@ def _encode_categories(values: list[Any], column: Categorical) -> Floats:
 
 
 def _numbers(frame: Frame, name: str, source: Source) -> npt.NDArray[np.float64]:
-    """The column as floats, NaN where a value is missing."""
+    """Return the column as floats, NaN where a value is missing."""
     series = frame[name]
     if series.dtype.is_numeric():
         return np.array([np.nan if v is None else v for v in cells(series)], dtype=np.float64)
@@ -135,7 +135,7 @@ def _numbers(frame: Frame, name: str, source: Source) -> npt.NDArray[np.float64]
 
 
 def _number(value: Any) -> float | None:
-    """The number in a cell, NaN if it is missing, None if it is something else."""
+    """Return the number in a cell, NaN if it is missing, None if it is something else."""
     if value is None or (isinstance(value, str) and value.strip().lower() in MISSING_WORDS):
         return math.nan
     try:

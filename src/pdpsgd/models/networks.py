@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.T
 
 
 def mnist_cnn(activation: str = "relu", *, classes: int = 10) -> nn.Sequential:
-    """The paper's network for MNIST and Fashion-MNIST (1 x 28 x 28): 26,010 parameters.
+    """Return the paper's network for MNIST and Fashion-MNIST (1 x 28 x 28): 26,010 parameters.
 
     The paper's table says "max pooling, size (2,2)" without a stride; only stride 1 gives the number of
     parameters it reports.
@@ -49,7 +49,7 @@ def mnist_cnn(activation: str = "relu", *, classes: int = 10) -> nn.Sequential:
 
 
 def svhn_cnn(activation: str = "relu", *, classes: int = 10) -> nn.Sequential:
-    """The paper's network for SVHN (3 x 32 x 32), of LeNet's shape: 62,006 parameters.
+    """Return the paper's network for SVHN (3 x 32 x 32), of LeNet's shape: 62,006 parameters.
 
     >>> count_parameters(svhn_cnn())
     62006
@@ -74,7 +74,7 @@ def svhn_cnn(activation: str = "relu", *, classes: int = 10) -> nn.Sequential:
 def tabular_network(
     features: int, classes: int, *, hidden: Iterable[int] = (32,), activation: str = "tanh"
 ) -> nn.Sequential:
-    """A small fully connected network for encoded tables.
+    """Return a small fully connected network for encoded tables.
 
     One narrow hidden layer by default: noise grows with the number of parameters, and bounded activations
     keep gradients below the clipping norm for longer.
@@ -96,7 +96,7 @@ def linear_model(features: int, classes: int) -> nn.Sequential:
 
 
 def digits_network(activation: str = "tanh", *, classes: int = 10) -> nn.Sequential:
-    """For scikit-learn's digits (1 x 8 x 8): 64-32-10, 2,410 parameters.
+    """Return a network for scikit-learn's digits (1 x 8 x 8): 64-32-10, 2,410 parameters.
 
     Small enough to train privately on 1,437 people; at strict budgets `linear_model` is as good a choice.
     """
@@ -104,7 +104,7 @@ def digits_network(activation: str = "tanh", *, classes: int = 10) -> nn.Sequent
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers are trained, and therefore get noise."""
+    """Count the numbers that are trained, and therefore get noise."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -145,7 +145,7 @@ BUILT_IN: dict[str, BuiltIn] = {
 
 
 def by_name(name: str, *, input_shape: Shape, classes: int, activation: str | None = None) -> nn.Module:
-    """A built-in network, or the user's own as `module:function`, for this input shape and number of classes.
+    """Return a built-in network, or the user's own as `module:function`, for this input shape and number of classes.
 
     The function is called with those of `input_shape`, `classes` and `activation` that it has parameters for,
     and returns a torch module that gives one logit for each class. It may live in the working directory.

@@ -27,7 +27,7 @@ WEIGHT_DECAY = 0.5
 
 
 def start_at_zero(model: nn.Module) -> None:
-    """For a linear model, whose training is convex: zero is as good a start as any, and needs no luck."""
+    """Start a linear model at zero: its training is convex, so that is as good a start as any."""
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
 

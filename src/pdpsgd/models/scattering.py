@@ -52,7 +52,7 @@ class ScatteringFeatures(nn.Module):
         self.register_buffer("columns", averages(size[1]), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of a batch of images."""
+        """Return the features of a batch of images."""
         padded = nn.functional.pad(images, (STRIDE,) * 4, mode="reflect")[:, :, None]
         spectrum = torch.fft.fft2(padded)
         first_fine = torch.fft.ifft2(spectrum * self.fine).abs()
@@ -73,7 +73,7 @@ class ScatteringFeatures(nn.Module):
 def scattering_features(
     images: Tensor, *, groups: int = GROUPS, batch: int = 64, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The features of many images, a few at a time: about 1.5 ms for an image.
+    """Return the features of many images, a few at a time: about 1.5 ms for an image.
 
     Images in color are made gray first: three times the features say little more, and a private model has to
     pay for every parameter.
@@ -91,7 +91,7 @@ def gray(images: Tensor) -> Tensor:
 
 
 def wavelets(size: tuple[int, int], scale: int) -> Tensor:
-    """The spectra of Morlet wavelets in eight directions: waves under a Gaussian, with mean zero."""
+    """Return the spectra of Morlet wavelets in eight directions: waves under a Gaussian, with mean zero."""
     angles = [math.pi * index / DIRECTIONS for index in range(DIRECTIONS)]
     spread, slant = 0.8 * 2**scale, 4 / DIRECTIONS
     frequency = 0.75 * math.pi / 2**scale
@@ -104,7 +104,7 @@ def wavelets(size: tuple[int, int], scale: int) -> Tensor:
 
 
 def averages(size: int) -> Tensor:
-    """The matrix that averages along one side with a Gaussian, one row for each patch without the margins."""
+    """Return the matrix that averages along one side with a Gaussian, one row for each patch without the margins."""
     spread = 0.8 * 2 ** (SCALES - 1)
     centres = torch.arange(STRIDE, size - STRIDE, STRIDE, dtype=torch.float64)
     distance = torch.arange(size, dtype=torch.float64) - centres[:, None]
@@ -115,7 +115,7 @@ def averages(size: int) -> Tensor:
 def gabor(
     size: tuple[int, int], spread: float, *, angle: float = 0.0, frequency: float = 0.0, slant: float = 1.0
 ) -> Tensor:
-    """A wave under a Gaussian, 1 / slant times longer across than along it, on a torus of that size."""
+    """Return a wave under a Gaussian, 1 / slant times longer across than along it, on a torus of that size."""
     # Several turns around the torus are summed: a wide filter overlaps itself.
     rows, columns = (torch.arange(-2 * n, 3 * n, dtype=torch.float64) for n in size)
     along = rows[:, None] * math.cos(angle) + columns * math.sin(angle)
@@ -126,7 +126,7 @@ def gabor(
 
 
 def _at_half_size(spectrum: Tensor) -> Tensor:
-    """The absolute value of every other pixel in both directions, from the spectrum: what aliases adds up."""
+    """Return the absolute value of every other pixel in both directions, from the spectrum: what aliases adds up."""
     height, width = (n // 2 for n in spectrum.shape[-2:])
     folded = spectrum[..., :height, :] + spectrum[..., height:, :]
     return torch.abs(torch.fft.ifft2((folded[..., :width] + folded[..., width:]) / 4))

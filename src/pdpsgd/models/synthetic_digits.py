@@ -75,7 +75,7 @@ def digit_batches(dataset: str, pictures: int, *, seed: int = 0) -> Iterator[tup
 
 
 def handwritten_digits(digits: Tensor, random: Generator) -> Tensor:
-    """Digits by many hands, white on black (pictures, 1, 28, 28), centred and of like size, as MNIST's are."""
+    """Make digits by many hands, white on black (pictures, 1, 28, 28), centered and of like size, as MNIST's are."""
     written = _written(digits, 96, 0.08, random)
     lines = _leaning(written, random, turn=0.25, lean=(-0.24, 0.4), width=(0.6, 1.15))
     lines = 18 * _centred(lines) / _extent(lines).amax(2, keepdim=True)
@@ -84,12 +84,12 @@ def handwritten_digits(digits: Tensor, random: Generator) -> Tensor:
 
 
 def small_digits(digits: Tensor, random: Generator) -> Tensor:
-    """The same as few and coarse pixels (pictures, 1, 8, 8), as scikit-learn's are."""
+    """Return the same as few and coarse pixels (pictures, 1, 8, 8), as scikit-learn's are."""
     return F.adaptive_avg_pool2d(handwritten_digits(digits, random)[..., 4:24, 4:24], 8)
 
 
 def house_numbers(digits: Tensor, random: Generator) -> Tensor:
-    """Digits on houses (pictures, 3, 32, 32), often with a neighbor on either side, as SVHN's are."""
+    """Make digits on houses (pictures, 3, 32, 32), often with a neighbor on either side, as SVHN's are."""
     pictures = len(digits)
     size = _uniform(pictures, 15, 28, random)
     middle = 16 + torch.cat([_uniform(pictures, -2, 2, random) for _ in "xy"], dim=2)
@@ -135,7 +135,7 @@ def _stroke(stroke: str, pictures: int, points: int, wobble: float, random: Gene
 
 
 def _leaning(lines: Tensor, random: Generator, *, turn: float, lean: Range, width: Range) -> Tensor:
-    """The lines made narrower or wider, leaned to the right, and turned."""
+    """Return the lines made narrower or wider, leaned to the right, and turned."""
     pictures = len(lines)
     x, y = lines[..., :1] - 0.5, lines[..., 1:] - 0.5
     x = x * _uniform(pictures, *width, random) - y * _uniform(pictures, *lean, random)
@@ -183,7 +183,7 @@ def _line(text: str) -> Tensor:
 
 
 def _curve(controls: Tensor, points: int) -> Tensor:
-    """So many points along a smooth line (Catmull and Rom's) through the control points of each picture.
+    """Place points along a smooth line (Catmull and Rom's) through the control points of each picture.
 
     >>> _curve(torch.tensor([[[0.0, 0.0], [1.0, 1.0]]]), 3)[0].tolist()
     [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
@@ -216,14 +216,14 @@ def _clouds(pictures: int, grain: int, side: int, random: Generator) -> Tensor:
 
 
 def _pixels(side: int) -> tuple[Tensor, Tensor]:
-    """The x and the y of each pixel's middle."""
+    """Return the x and the y of each pixel's middle."""
     middles = torch.arange(side) + 0.5
     y, x = torch.meshgrid(middles, middles, indexing="ij")
     return x, y
 
 
 def _uniform(pictures: int, low: float, high: float, random: Generator) -> Tensor:
-    """A number for each picture, shaped so that it goes with its pixels."""
+    """Return a number for each picture, shaped so that it goes with its pixels."""
     return low + (high - low) * torch.rand(pictures, 1, 1, generator=random)
 
 

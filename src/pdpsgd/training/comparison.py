@@ -63,7 +63,7 @@ class Outcome:
         return statistics.stdev(self.accuracies) / math.sqrt(count) if count > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the figures as plain data."""
         return {
             "mechanism": self.mechanism,
             "accuracy": self.accuracy,
@@ -118,7 +118,7 @@ class Comparison:
         return all(tier.epsilon <= tier.allowed for tier in self.together)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the figures as plain data."""
         return {
             "data": self.data,
             "model": self.model,
@@ -134,7 +134,7 @@ class Comparison:
         }
 
     def table(self) -> Any:
-        """As a rich table: accuracy, promised and proven epsilon per tier, share used, time."""
+        """Return a rich table: accuracy, promised and proven epsilon per tier, share used, time."""
         from rich import box
         from rich.table import Table
 
@@ -146,7 +146,7 @@ class Comparison:
         made.add_column(
             f"epsilon proven, of\n{promised} promised", justify="right", no_wrap=len(promised) < 24
         )
-        for name in ("used", "noise", "time\na run"):
+        for name in ("used", "noise\nmultiplier", "time\nper run"):
             made.add_column(name, justify="right")
         for outcome in self.outcomes:
             noise = [r.noise_multiplier for r in outcome.plan.rounds]
@@ -244,7 +244,7 @@ PLAN_OPTIONS = (
 
 
 def tiers_of(plan: Plan, most: int = MOST_TIERS) -> tuple[Tier, ...]:
-    """The plan's levels as tiers, neighbors together if there are many."""
+    """Return the plan's levels as tiers, neighbors together if there are many."""
     from pdpsgd.planning.plan_table import rows
 
     tiers = []

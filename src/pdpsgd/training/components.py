@@ -54,12 +54,12 @@ AUGMENTATIONS: dict[str, Augment] = {"shifts": Shifts(2)}
 
 
 def loss_of(loss: str | Loss) -> Loss:
-    """A loss by name, or the user's own: a function of outputs and targets, the mean over examples."""
+    """Return a loss by name, or the user's own: a function of outputs and targets, the mean over examples."""
     return loss if callable(loss) else _by_name(LOSSES, loss=loss)
 
 
 def schedule_of(schedule: str | Schedule) -> Schedule:
-    """A schedule by name, or the user's own: from the share of steps done to a factor of the rate."""
+    """Return a schedule by name, or the user's own: from the share of steps done to a factor of the rate."""
     return schedule if callable(schedule) else _by_name(SCHEDULES, schedule=schedule)
 
 
@@ -79,7 +79,7 @@ def optimizer_of(
     weight_decay: float,
     options: Mapping[str, Any],
 ) -> Optimizer:
-    """An optimizer by name, or made by the user's own function of the parameters."""
+    """Return an optimizer by name, or made by the user's own function of the parameters."""
     if callable(optimizer):
         return optimizer(parameters)
     check_positive(learning_rate=learning_rate)
@@ -100,7 +100,7 @@ def optimizer_of(
 
 
 def name_of(choice: Any) -> str:
-    """How a choice is written into settings: its name, or where the user's own function was defined."""
+    """Name a choice for the settings: its name, or where the user's own function was defined."""
     if isinstance(choice, str):
         return choice
     module = getattr(choice, "__module__", type(choice).__module__)

@@ -26,7 +26,7 @@ class WeightedModels(nn.Module):
         self.register_buffer("weights", (shares / shares.sum()).to(torch.float32))
 
     def forward(self, *inputs: Any) -> Tensor:
-        """The weighted mean of the models' outputs."""
+        """Return the weighted mean of the models' outputs."""
         outputs = torch.stack([model(*inputs) for model in self.models])
         return torch.einsum("m,m...->...", self.weights.to(outputs), outputs)
 

@@ -44,7 +44,7 @@ class Evaluation:
     by_class: dict[str, Share] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the figures as plain data."""
         return asdict(self)
 
 

@@ -84,7 +84,7 @@ class TrainingResult:
         return {} if self.evaluation is None else {k: v.accuracy for k, v in self.evaluation.by_tier.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The result without the models, as plain data."""
+        """Return the result without the models, as plain data."""
         levels = [
             {
                 "epsilon": level.epsilon,
@@ -343,7 +343,7 @@ def _finish(trainer: Trainer, inputs: TrainingInputs) -> TrainingResult:
 
 
 def _spent(trainer: Trainer) -> tuple[Spent, ...]:
-    """What the run cost: as the plan proves, and by the accountant where the plan says nothing."""
+    """Say what the run cost: as the plan proves, and by the accountant where the plan says nothing."""
     levels = trainer.plan.levels
     proven = tuple(
         Spent(level.proven_epsilon, level.delta) for level in levels if level.proven_epsilon is not None
@@ -352,6 +352,6 @@ def _spent(trainer: Trainer) -> tuple[Spent, ...]:
 
 
 def versions() -> dict[str, str]:
-    """What the run was made with."""
+    """Say what the run was made with."""
     packages = ("pdpsgd", "torch", "numpy", "dp-accounting")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -80,7 +80,7 @@ class Preset:
         }
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The data set with the preset's features as inputs."""
+        """Return the data set with the preset's features as inputs."""
         self.check_is_for(dataset.name)
         return replace(
             dataset,
@@ -94,7 +94,7 @@ class Preset:
             fail(f"Expected the data set {self.dataset!r} for preset {self.name!r}. Got {dataset!r}.")
 
     def features_of(self, images: Tensor) -> Tensor:
-        """What the preset's network is given of these images, each image's by itself."""
+        """Say what the preset's network is given of these images, each image's by itself."""
         check_one_of(FEATURES, features=self.features)
         if self.features == "scattering":
             from pdpsgd.models.scattering import scattering_features
@@ -209,6 +209,6 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name."""
+    """Return the preset of that name."""
     check_one_of(tuple(PRESETS), preset=name)
     return PRESETS[name]

@@ -68,8 +68,7 @@ class ProgressBar:
 
 
 def spending_curve(plan: Plan, points: int = 5) -> Callable[[int], float]:
-    """From steps done to the share of the plan's epsilon that is spent, for the largest level that is drawn
-    at all.
+    """Return a function from steps done to the share of epsilon spent, for the largest level that is sampled.
 
     Interpolated between a few calls of the accountant: for looking at, not for proving.
     """

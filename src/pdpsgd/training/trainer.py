@@ -45,7 +45,7 @@ class HeldOutPeople:
     tiers: Sequence[Any] | np.ndarray[Any, Any] | None
 
     def evaluate(self, model: nn.Module, loss: Loss) -> Evaluation:
-        """How good the model is on them."""
+        """Evaluate the model on them."""
         return evaluate(model, self.data, loss, tiers=self.tiers)
 
 
@@ -136,7 +136,7 @@ class Trainer:
             self.engine.save(folder.checkpoint, training=self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the engine's own part."""
+        """Say what a checkpoint holds beside the engine's own part."""
         return {
             "settings": to_jsonable(self.settings),
             "history": self.history,
@@ -219,7 +219,7 @@ class Trainer:
             group["lr"] = rate * factor
 
     def _span(self, step: int) -> tuple[int, int]:
-        """First step, and end, of the model that this step trains."""
+        """Return the first step, and the end, of the model that this step trains."""
         begin, end, at = 0, self.plan.steps, 0
         for index, r in enumerate(self.plan.rounds):
             if r.fresh_model and index > 0:
@@ -231,14 +231,14 @@ class Trainer:
         return begin, end
 
     def _fresh_model(self, index: int) -> None:
-        """A round begins with a fresh model: keep the one that ended, and start again from the beginning."""
+        """Keep the model that ended, and start again from the beginning."""
         self.ended.append({name: value.clone() for name, value in self._weights().items()})
         self.model.load_state_dict(self.start)
         if self.average is not None:
             self.average.restart()
 
     def _weights(self) -> dict[str, Tensor]:
-        """The weights that count: the averaged ones, if there is an average."""
+        """Return the weights that count: the averaged ones, if there is an average."""
         if self.average is None:
             return self.model.state_dict()
         self.bare.load_state_dict(self.model.state_dict())
@@ -259,7 +259,7 @@ class Trainer:
         return accuracy
 
     def models(self) -> list[tuple[float, nn.Module]]:
-        """The trained models with their weights: the last one, and those after which a fresh one began."""
+        """Return the trained models with their weights: the last one, and those after which a fresh one began."""
         if self.average is not None:
             self.average.write_to(self.model)
         fresh = [index for index, r in enumerate(self.plan.rounds) if index > 0 and r.fresh_model]

@@ -58,7 +58,7 @@ class Normalization:
         return images.sub_(mean).div_(std)
 
     def undone(self, inputs: Tensor) -> Tensor:
-        """The pixels, from 0 to 1, that inputs were made of."""
+        """Return the pixels, from 0 to 1, that inputs were made of."""
         mean, std = self._by_channel()
         return inputs * std + mean
 
@@ -238,6 +238,6 @@ CATALOG: dict[str, Benchmark] = {
 
 
 def benchmark(name: str) -> Benchmark:
-    """The catalogue's entry of that name."""
+    """Return the catalogue's entry of that name."""
     check_one_of(tuple(CATALOG), dataset=name)
     return CATALOG[name]

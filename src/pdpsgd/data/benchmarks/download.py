@@ -95,7 +95,7 @@ def _fetch(address: str, stream: IO[bytes], part: Path, md5: str, report: Report
 
 
 def _transfer(address: str, stream: IO[bytes], report: Report) -> str:
-    """One request for what is missing; the answer is what went wrong, or nothing if all arrived."""
+    """Request what is missing; return what went wrong, or nothing if all arrived."""
     done = stream.seek(0, os.SEEK_END)
     request = urllib.request.Request(address, headers={"User-Agent": "pdpsgd", "Accept-Encoding": "identity"})
     if done:
@@ -118,7 +118,7 @@ def _transfer(address: str, stream: IO[bytes], report: Report) -> str:
 
 
 def _lock(stream: IO[bytes], part: Path) -> None:
-    """Two downloads of one file at once would mix; the second is refused."""
+    """Refuse a second download of one file at the same time: the two would mix."""
     if sys.platform != "win32":
         import fcntl
 

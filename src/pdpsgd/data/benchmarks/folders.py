@@ -13,7 +13,7 @@ DEBIAN = Path("/usr/share/datasets")  # where Debian's package dataset-fashion-m
 
 
 def data_folders(folder: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """The data folders in the order in which they are searched.
+    """Return the data folders in the order in which they are searched.
 
     The one given, then the environment variable PDPSGD_DATA, then `data` in the working directory, then the
     user's cache, then Debian's packages.
@@ -24,14 +24,14 @@ def data_folders(folder: str | os.PathLike[str] | None = None) -> tuple[Path, ..
 
 
 def download_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """The data folder that downloads go to: the one named, else `data` if it exists, else the cache."""
+    """Return the data folder that downloads go to: the one named, else `data` if it exists, else the cache."""
     if chosen := folder or os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).expanduser()
     return Path("data") if Path("data").is_dir() else user_cache()
 
 
 def find(benchmark: Benchmark, folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """The first folder that has all files of the benchmark, whether they are intact or not."""
+    """Return the first folder that has all files of the benchmark, whether they are intact or not."""
     for root in data_folders(folder):
         for candidate in _candidates(benchmark, root):
             if all(locate(file, candidate) for file in benchmark.files):
@@ -40,7 +40,7 @@ def find(benchmark: Benchmark, folder: str | os.PathLike[str] | None = None) -> 
 
 
 def locate(file: IdxFile | MatFile, folder: Path) -> Path | None:
-    """The file in this folder, under its published name or unpacked."""
+    """Return the file in this folder, under its published name or unpacked."""
     names = (file.name, file.name.removesuffix(".gz"))
     # Not Path.is_file, which fails in a folder that this user may not read.
     return next((folder / name for name in names if os.path.isfile(folder / name)), None)

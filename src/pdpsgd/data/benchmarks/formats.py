@@ -30,7 +30,7 @@ class Reading:
 
 
 def read(file: IdxFile | MatFile, path: Path, *, name: str) -> Reading:
-    """The content of `path`, checked against what the catalog knows of this file of benchmark `name`."""
+    """Return the content of `path`, checked against what the catalog knows of this file of benchmark `name`."""
     try:
         return _read_idx(file, path) if isinstance(file, IdxFile) else _read_mat(file, path)
     except OSError as error:
@@ -44,7 +44,7 @@ def read(file: IdxFile | MatFile, path: Path, *, name: str) -> Reading:
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a whole file, as publishers of data give it: it guards against damage, not malice."""
+    """Return the md5 of a whole file, as publishers of data give it: it guards against damage, not malice."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -45,7 +45,7 @@ class Dataset:
 
 
 def load(name: str, *, folder: str | os.PathLike[str] | None = None, download: bool = True) -> Dataset:
-    """The benchmark of that name, from the first data folder that has it, else downloaded.
+    """Load a benchmark by name, from the first data folder that has it, else downloaded.
 
     Looked for in `folder`, then the environment variable PDPSGD_DATA, `./data`, the user's cache, and
     Debian's packages. A damaged file is refused, never skipped or replaced behind the user's back.
