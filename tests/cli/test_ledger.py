@@ -33,6 +33,7 @@ def test_a_year_from_the_command_line(place: Path, run: Callable[..., Any]) -> N
         run("plan", "--ledger", "people.ledger", "--steps", "10", "--batch-size", "10", "--json", "-")
     )
     assert planned["accountant"] == "certificate"
+    assert "may be chosen after results of earlier ones: that costs up to" in " ".join(planned["notes"])
     ledger = Ledger(place)
     made = ledger.reserve(ledger.plan(steps=10, batch_size=10), name="January")
     (row,) = figures(run("ledger", "runs", "--json", "-"))

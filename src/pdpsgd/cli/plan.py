@@ -92,7 +92,9 @@ def plan(
                 "Expected --ledger without a list, --tiers, --history and --accountant: people, what they have left "
                 "and how it is counted come from the ledger. Got both."
             )
-        made = options.make_plan(ledger.offer(), accountant="certificate")
+        from pdpsgd.ledger.offers import with_cost_of_adaptivity
+
+        made = with_cost_of_adaptivity(options.make_plan(ledger.offer(), accountant="certificate"))
     else:
         budgets = people.read_list(file)
         made = options.make_plan(

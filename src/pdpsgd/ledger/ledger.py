@@ -19,7 +19,7 @@ from pdpsgd.ledger import charges, consents, reservations, schema, views
 from pdpsgd.ledger.checking import check
 from pdpsgd.ledger.database import TIMEOUT, Database, insert
 from pdpsgd.ledger.log import GENESIS, append
-from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares
+from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares, with_cost_of_adaptivity
 from pdpsgd.ledger.spending import spent
 from pdpsgd.ledger.values import CHARGED, Check, Person, Run, Tier
 from pdpsgd.planning.planner import plan as make_plan
@@ -145,7 +145,8 @@ class Ledger:
             people: as for `offer`.
             settings: as for `pdpsgd.plan`, without the accountant.
         """
-        return make_plan(self.offer(spend, people=people).budgets, accountant="certificate", **settings)
+        budgets = self.offer(spend, people=people).budgets
+        return with_cost_of_adaptivity(make_plan(budgets, accountant="certificate", **settings))
 
     def reserve(self, plan: Plan, *, name: str = "", token: str | None = None) -> Run:
         """Charge everybody on the plan's list for the whole run, or nobody if somebody does not allow it.

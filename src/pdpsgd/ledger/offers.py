@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pdpsgd._typing import FloatArray
+from pdpsgd.accounting import accountant
 from pdpsgd.accounting.certificates import KAPPA
 from pdpsgd.accounting.gaussian import for_distinct, gaussian_epsilon
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import fail
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
+from pdpsgd.planning.plans import Plan
 
 DEFAULT_SPEND = "0.25"
 NEARLY_NOTHING = 1e-6
@@ -95,3 +97,20 @@ def shares(
     epsilons[infinite] = np.inf
     epsilons[used], deltas[used] = run_epsilon, run_delta
     return epsilons, deltas
+
+
+def with_cost_of_adaptivity(plan: Plan) -> Plan:
+    """Note in a plan by certificates what they cost beside the exact figure, which proves one run alone."""
+    exact = accountant("pld")
+    costs = [
+        level.proven_epsilon / exact.epsilon(plan.history_of(index), level.delta) - 1
+        for index, level in enumerate(plan.levels)
+        if level.proven_epsilon
+    ]
+    if not costs:
+        return plan
+    note = (
+        f"By certificates, so that this run may be chosen after results of earlier ones: that costs up to "
+        f"{max(costs):.1%} of epsilon, beside this run's exact figure."
+    )
+    return replace(plan, notes=(*plan.notes, note))
