@@ -39,6 +39,10 @@ def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside:
     kappa and set_aside are fixed here, before anybody's first charge; nothing changes them later.
     """
     ids = _texts(connection, budgets, first=True)
+    if connection.dialect.name == "sqlite" and ids.size > schema.CHUNK:
+        connection.exec_driver_sql(
+            "PRAGMA cache_size = -65536"
+        )  # the index of ids stays in memory while it grows
     start, entry = people_count(connection), next_entry(connection)
     if start:
         known = np.isin(ids, all_ids(connection))
