@@ -66,9 +66,12 @@ class Finished:
         return [json.loads(file.read_text()) for file in files]
 
 
+TASKS = ["compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"]
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return Finished(["compare", "resume", "disagree", "differ", "die"], tmp_path_factory.mktemp("two"), 2)
+    return Finished([*TASKS, "die"], tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,33 @@ def test_ranks_with_different_data_are_stopped(two_ranks, what):
 
 def test_ranks_that_find_people_s_records_in_different_places_are_stopped(two_ranks):
     assert all("same records of people on all ranks" in one["places"] for one in two_ranks.found("differ"))
+
+
+def test_one_differing_record_among_hundreds_that_are_no_tensors_is_found(two_ranks):
+    found = two_ranks.found("differ_in_one_of_many")
+    assert all("same data on all ranks" in one["data"] for one in found)
+
+
+def test_ranks_with_different_models_are_stopped_and_those_with_the_same_are_not(two_ranks):
+    for one in two_ranks.found("differ_in_models"):
+        assert "same model on all ranks" in one["frozen"]
+        assert "same model on all ranks" in one["shapes"]
+        assert one["same"] == ""
+
+
+def test_ranks_at_different_steps_are_stopped_before_anything_is_released(two_ranks):
+    first, second = (one["one"] for one in two_ranks.found("forfeit"))
+    assert "Expected all ranks to be at step 2, as rank 0 is" in first["error"]
+    assert "Expected rank 0 to release the step" in second["error"]
+    assert first["weights"] == second["weights"]
+    assert first["steps"] == 2
+
+
+def test_a_step_that_all_ranks_skip_is_skipped(two_ranks):
+    first, second = (one["both"] for one in two_ranks.found("forfeit"))
+    assert first == second
+    assert first["error"] is None
+    assert first["steps"] == 5
 
 
 def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):

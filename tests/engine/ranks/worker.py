@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.distributed import Ranks
@@ -57,9 +58,9 @@ class Sizes(StepObserver):
         self.of_batches.append(batch.size)
 
 
-def make_private(plan, *, start=3, data=None, observers=(), **options):
+def make_private(plan, *, start=3, data=None, observers=(), module=None, **options):
     torch.manual_seed(start)
-    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    module = module or nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     budgets = Budgets([level.epsilon for level in plan.levels for _ in range(level.people)])
     engine = PrivacyEngine(observers=observers)
     engine.make_private(
@@ -157,6 +158,60 @@ def differ(folder):
         "order of a dataset": refusal(plan, data=dataset),
         "places": refusal(plan, record_of_person=exchanged.numpy()),
     }
+
+
+class Items(Dataset):
+    """Many records that are read one by one."""
+
+    def __init__(self, inputs, targets):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], int(self.targets[index])
+
+
+def differ_in_one_of_many(folder):
+    """One of 300 items is another one on rank 1, and no other rank reads it for its own people."""
+    plan = make_plan(people=(200, 100))
+    inputs, targets = make_data(plan.people)
+    inputs[123] += int(os.environ["RANK"])
+    return {"data": refusal(plan, data=Items(inputs, targets))}
+
+
+def differ_in_models(folder):
+    rank = int(os.environ["RANK"])
+    frozen = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    frozen[0].bias.requires_grad_(rank == 0)
+    return {
+        "frozen": refusal(PLANS["some"], module=frozen),
+        "shapes": refusal(
+            PLANS["some"], module=nn.Sequential(nn.Linear(5, 8 + rank), nn.Linear(8 + rank, 3))
+        ),
+        "same": refusal(PLANS["some"], module=nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3))),
+    }
+
+
+def forfeit(folder):
+    """Rank 1 skips its batch of step 2, and so would be a step ahead; then both skip the same one."""
+    found = {}
+    for name, ranks in {"one": (1,), "both": (0, 1)}.items():
+        engine = make_private(make_plan(steps=5), seed=5)
+        try:
+            for inputs, targets in engine.loader:
+                if engine.steps_taken == 2 and engine.ranks.rank in ranks:
+                    engine.forfeit_step()
+                    continue
+                engine.optimizer.zero_grad()
+                functional.cross_entropy(engine.module(inputs), targets).backward()
+                engine.optimizer.step()
+            error = None
+        except ValueError as refused:
+            error = str(refused)
+        found[name] = {"error": error, "steps": engine.steps_taken, "weights": weights(engine)}
+    return found
 
 
 def die(folder):
