@@ -273,11 +273,12 @@ class PrivacyEngine:
         """Why results of this run are not for release; None if nothing speaks against it."""
         return self.verdict().note
 
-    def verdict(self, **circumstances: Any) -> Verdict:
+    def verdict(self, *, unseen_code: Sequence[str] = (), **circumstances: Any) -> Verdict:
         """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
 
         Args:
-            circumstances: What only the caller knows, as for `pdpsgd.planning.verdict.verdict`.
+            unseen_code: What the caller's own guards could not see through, beside the engine's.
+            circumstances: What else only the caller knows, as for `pdpsgd.planning.verdict.verdict`.
         """
         run, source = self._run, self.source
         return verdict(
@@ -285,7 +286,7 @@ class PrivacyEngine:
             seeded=source.seeded,
             weak_generator=None if source.cryptographic else source.algorithm,
             test_double=run.optimizer.release.is_double,
-            unseen_code=run.unseen_code,
+            unseen_code=[*run.unseen_code, *unseen_code],
             **circumstances,
         )
 
