@@ -16,6 +16,7 @@ from pdpsgd.planning.rounds import Level, Round
 
 if TYPE_CHECKING:
     from pdpsgd.engine.privacy_engine import PrivacyEngine
+    from pdpsgd.ledger.ledger import Ledger
     from pdpsgd.planning.planner import plan
     from pdpsgd.training.comparison import compare
     from pdpsgd.training.evaluation import evaluate
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Budgets",
+    "Ledger",
     "Level",
     "PdpsgdError",
     "Plan",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _LOADED_ON_USE = {
+    "Ledger": "pdpsgd.ledger.ledger",
     "PrivacyEngine": "pdpsgd.engine.privacy_engine",
     "TrainingOptions": "pdpsgd.training.options",
     "TrainingResult": "pdpsgd.training.fitting",
