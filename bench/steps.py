@@ -132,7 +132,7 @@ def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         for total in clipped.flat_sums:
             total.add_(torch.randn_like(total)).div_(len(inputs))
         for parameter, total in clipped.sums.items():
-            parameter.grad = total
+            parameter.grad = total.to(parameter.dtype)
         optimizer.step()
 
     return step

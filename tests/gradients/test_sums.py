@@ -35,10 +35,10 @@ def test_weighted_sums_are_off_by_no_more_than_their_bound(kind: str, count: int
     rows = torch.randn(1 if kind == "alike" else count, 7).expand(count, 7).to(dtype).contiguous()
     if kind == "large and small":
         rows = rows * 10.0 ** torch.linspace(-9, 9, count, dtype=dtype)[:, None]
-    weights = 1 / rows.double().norm(dim=1)
+    weights = (1 / rows.double().norm(dim=1)).to(dtype)
     total = torch.full((7,), 3.0, dtype=torch.float64)
     add_weighted_rows(weights, rows, total)
-    assert float((total - 3 - weights @ rows.double()).norm()) <= error_bound(count)
+    assert float((total - 3 - weights.double() @ rows.double()).norm()) <= error_bound(count)
 
 
 @pytest.mark.usefixtures("_code")
@@ -47,7 +47,7 @@ def test_weighted_sums_are_off_by_no_more_than_their_bound(kind: str, count: int
 def test_sums_of_products_are_off_by_no_more_than_their_bound(count: int, shape: tuple[int, int]) -> None:
     left = torch.rand(count, shape[0]) + 0.5
     right = torch.rand(count, shape[1]).add(0.5).t().contiguous().t()  # in another layout
-    weights = 1 / (left.double().norm(dim=1) * right.double().norm(dim=1))
+    weights = 1 / (left.norm(dim=1) * right.norm(dim=1))
     total = torch.ones(shape, dtype=torch.float64)
     add_products(weights, left, right, total)
     exact = (left.double() * weights[:, None]).t() @ right.double()

@@ -99,17 +99,21 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
 # Precision ---------------------------------------------------------------------------------------------------------
 
 
+def full_precision() -> AbstractContextManager[Any]:
+    """Return a context in tensors' own precision: no autocast, no TF32 or bfloat16 in products of float32."""
+    casting = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+    before = [backend.fp32_precision for backend in _MATRIX_PRODUCTS]
+    coarse = any(precision not in ("none", "ieee") for precision in before)
+    return _full_precision(casting, before) if casting or coarse else nullcontext()
+
+
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Compute in the tensors' own precision: no autocast, and no TF32 or bfloat16 in products of float32."""
+def _full_precision(casting: list[str], before: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
-        for device in _AUTOCAST_DEVICES:
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        before = [backend.fp32_precision for backend in _MATRIX_PRODUCTS]
-        if any(precision not in ("none", "ieee") for precision in before):
-            stack.callback(_set_precision, before)
-            _set_precision(["ieee"] * len(before))
+        for device in casting:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.callback(_set_precision, before)
+        _set_precision(["ieee"] * len(before))
         yield
 
 
@@ -126,7 +130,16 @@ def _set_precision(precisions: list[str]) -> None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether hooks, of this module or of all modules, see its inputs, outputs or their gradients."""
-    return any(_GLOBAL_HOOKS) or any(getattr(module, name) for name in _HOOKS)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _global_forward_hooks
+        or _global_forward_pre_hooks
+        or _global_backward_hooks
+        or _global_backward_pre_hooks
+    )
 
 
 @contextmanager

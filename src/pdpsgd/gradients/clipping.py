@@ -80,7 +80,6 @@ class ClippedGradients:
         half = (torch.bfloat16, torch.float16)
         return any(call.output_gradient.dtype in half for call in self._recorder.calls)
 
-    @full_precision()
     @torch.no_grad()
     def clipped_sum(
         self,
@@ -111,26 +110,8 @@ class ClippedGradients:
         show. Norms and sums are taken in float32 or better, also within autocast or where TF32 is allowed.
         """
         try:
-            rows = clip_norms if views == 1 else clip_norms.repeat_interleave(views)
-            gradients = self._gradients(loss_reduction, rows)
-            if clip_norms.shape[0] == 0:
-                return 0
-            if views > 1:
-                gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-            scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
-            norms = self._norms(gradients).mul_(scale)
-            largest = _checked_largest(clip_norms, largest_clip_norm)
-            weights = clip_weights(norms, clip_norms, largest).mul_(scale)
-            count = 0
-            if not math.isfinite(norms.sum().item()):
-                non_finite = ~norms.isfinite()
-                count = int(non_finite.sum())
-                gradients = {
-                    parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()
-                }
-            for parameter, gradient in gradients.items():
-                gradient.add_weighted_sum(weights, self.sums[parameter])
-            return count
+            with full_precision():
+                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views)
         finally:
             self.forget()
 
@@ -155,28 +136,27 @@ class ClippedGradients:
         self._hooks.clear()
         _instrumented_by.pop(self.module, None)
 
-    @full_precision()
     @torch.no_grad()
     def per_example_norms(self, *, loss_reduction: str = "mean") -> Tensor:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
         size = self.recorded_batch_size or 0
-        return self._norms(self._gradients(loss_reduction, torch.ones(size))) * (
-            size if loss_reduction == "mean" else 1
-        )
+        with full_precision():
+            norms = self._norms(self._gradients(loss_reduction, torch.ones(size)))
+        return norms * (size if loss_reduction == "mean" else 1)
 
-    @full_precision()
     @torch.no_grad()
     def per_example_gradients(self, *, loss_reduction: str = "mean") -> dict[nn.Parameter, Tensor]:
         """Return the per-example gradients, materialized, without forgetting the pass (sensitive; for audits)."""
         size = self.recorded_batch_size or 0
         scale = size if loss_reduction == "mean" else 1
-        gradients = self._gradients(loss_reduction, torch.ones(size))
-        return {
-            parameter: gradients[parameter].materialize(0, size) * scale
-            if parameter in gradients
-            else accurate(parameter.new_zeros(size, *total.shape))
-            for parameter, total in self.sums.items()
-        }
+        with full_precision():
+            gradients = self._gradients(loss_reduction, torch.ones(size))
+            return {
+                parameter: gradients[parameter].materialize(0, size) * scale
+                if parameter in gradients
+                else accurate(parameter.new_zeros(size, *parameter.shape))
+                for parameter in self.sums
+            }
 
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""
@@ -207,6 +187,29 @@ class ClippedGradients:
             yield
         finally:
             self._recorder.forced = False
+
+    def _add_clipped(
+        self, clip_norms: Tensor, largest_clip_norm: float | None, loss_reduction: str, views: int
+    ) -> int:
+        rows = clip_norms if views == 1 else clip_norms.repeat_interleave(views)
+        gradients = self._gradients(loss_reduction, rows)
+        if clip_norms.shape[0] == 0:
+            return 0
+        if views > 1:
+            gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
+        scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
+        norms = self._norms(gradients).mul_(scale)
+        largest = _checked_largest(clip_norms, largest_clip_norm)
+        weights = clip_weights(norms, clip_norms, largest).mul_(scale)
+        count = 0
+        if not math.isfinite(norms.sum().item()):
+            non_finite = ~norms.isfinite()
+            count = int(non_finite.sum())
+            gradients = {parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()}
+        of_type = {torch.float32: weights.float(), torch.float64: weights}
+        for parameter, gradient in gradients.items():
+            gradient.add_weighted_sum(of_type[gradient.dtype], self.sums[parameter])
+        return count
 
     def _gradients(self, loss_reduction: str, clip_norms: Tensor) -> dict[nn.Parameter, PerExample]:
         """Return the per-example gradients of each parameter, after checking the recorded pass."""

@@ -66,6 +66,7 @@ class PerExample(ABC):
 
     shape: torch.Size  # of the parameter
     batch_size: int
+    dtype: torch.dtype  # float32 or float64
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
@@ -73,7 +74,10 @@ class PerExample(ABC):
 
     @abstractmethod
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """Add the sum over the examples of weight times gradient to `total`: float64, of the parameter's shape."""
+        """Add the sum over the examples of weight times gradient to `total`: float64, of the parameter's shape.
+
+        The weights have the type of the gradients.
+        """
 
     @abstractmethod
     def materialize(self, first: int, last: int) -> Tensor:
@@ -98,6 +102,7 @@ class Materialized(PerExample):
 
     def __init__(self, values: Tensor, shape: torch.Size) -> None:
         self.values = accurate(values)
+        self.dtype = self.values.dtype
         self.shape = shape
         self.batch_size = values.shape[0]
 
@@ -132,6 +137,7 @@ class OuterProducts(PerExample):
         """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view."""
         self.left = accurate(left)
         self.right = accurate(right)
+        self.dtype = self.left.dtype
         self.batch_size, self.positions, rows = left.shape
         self.matrix = (rows, right.shape[2])
         self.shape = shape or torch.Size(self.matrix)
@@ -226,6 +232,7 @@ class Lookups(PerExample):
         """No two uses have the same example and the same row."""
         self.shape, self.batch_size = shape, batch_size
         self._owner, self._row, self._values = examples, rows, accurate(values)
+        self.dtype = self._values.dtype
 
     def squared_norms(self) -> Tensor:
         """Of the rows used, each counted once."""
@@ -254,7 +261,7 @@ class Sum(PerExample):
 
     def __init__(self, parts: list[PerExample]) -> None:
         self.parts = parts
-        self.shape, self.batch_size = parts[0].shape, parts[0].batch_size
+        self.shape, self.batch_size, self.dtype = parts[0].shape, parts[0].batch_size, parts[0].dtype
 
     def squared_norms(self) -> Tensor:
         """Materialize the sum, a chunk of examples at a time."""
@@ -281,7 +288,8 @@ class _Rows(PerExample):
     """The gradient of a parameter of which only some rows were used."""
 
     def __init__(self, part: PerExample, shape: torch.Size, rows: slice) -> None:
-        self.part, self.shape, self.rows, self.batch_size = part, shape, rows, part.batch_size
+        self.part, self.shape, self.rows = part, shape, rows
+        self.batch_size, self.dtype = part.batch_size, part.dtype
 
     def squared_norms(self) -> Tensor:
         return self.part.squared_norms()

@@ -18,6 +18,8 @@ from pdpsgd.gradients.native import dispatch as native
 BLOCK = 64
 # Numbers (not bytes) that are worked on at a time: what fits into a processor's cache.
 CACHE = 1 << 19
+# Numbers for which a call of compiled code does not pay.
+SMALL = 1 << 16
 # A factor counts as at least this large: times a weight, smaller numbers are not rounded well any more.
 SMALLEST_FACTOR = 1e-20
 
@@ -43,20 +45,30 @@ def outer_squared_norms(left: Tensor, right: Tensor) -> Tensor:
 
 def add_weighted_rows(weights: Tensor, rows: Tensor, total: Tensor) -> None:
     """Add the sum over (examples, numbers) of weight times row to `total`, which is float64."""
-    if native.has_weighted_sums(rows, total):
-        native.add_weighted_rows(weights, rows, total)  # in float64 throughout
-        return
-    weights, flat = weights.to(rows.dtype), total.view(-1)
-    at_once = len(rows) if rows.dtype == torch.float64 else BLOCK
-    for first in range(0, len(rows), at_once):
-        flat += weights[first : first + at_once] @ rows[first : first + at_once]
+    flat = total.view(-1)
+    if rows.dtype == torch.float64 or (len(rows) <= BLOCK and rows.numel() < SMALL):
+        flat += torch.mv(rows.t(), weights)
+    elif native.has_weighted_sums(rows, flat):
+        native.add_weighted_rows(weights, rows, flat)  # in float64 throughout
+    else:
+        for first in range(0, len(rows), BLOCK):
+            flat += weights[first : first + BLOCK] @ rows[first : first + BLOCK]
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum over (examples, numbers) of weight times row: in float64, or in float32 if it is one block."""
+    if len(rows) <= BLOCK or rows.dtype == torch.float64:
+        return torch.mv(rows.t(), weights)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    add_weighted_rows(weights, rows, total)
+    return total
 
 
 def add_products(weights: Tensor, left: Tensor, right: Tensor, total: Tensor) -> None:
     """Add the sum over the examples of weight times outer product of left and right to `total`, which is float64."""
-    left = left * weights.to(left.dtype)[:, None]
-    if left.dtype == torch.float64:
-        total.addmm_(left.t(), right)
+    left = left * weights[:, None]
+    if left.dtype == torch.float64 or (len(left) <= BLOCK and total.numel() < SMALL):
+        total += left.t() @ right
         return
     at_once = BLOCK * max(1, CACHE // max(1, total.numel()))  # small matrices: many blocks in one call
     for first in range(0, len(left), at_once):

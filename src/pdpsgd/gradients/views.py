@@ -27,7 +27,7 @@ class OverViews(PerExample):
 
     def __init__(self, part: PerExample, views: int) -> None:
         self.part, self.views = part, views
-        self.shape, self.batch_size = part.shape, part.batch_size // views
+        self.shape, self.batch_size, self.dtype = part.shape, part.batch_size // views, part.dtype
 
     def squared_norms(self) -> Tensor:
         """Of the sums."""

@@ -28,7 +28,7 @@ from pdpsgd.gradients.per_example import (
 )
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
-from pdpsgd.gradients.sums import CACHE, add_weighted_rows, row_squared_norms
+from pdpsgd.gradients.sums import CACHE, row_squared_norms, weighted_sum
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 STRETCH = 1024  # positions that are added up at once
@@ -114,7 +114,7 @@ class CompiledKernels(PerExample):
     def __init__(
         self, module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
     ) -> None:
-        self.shape, self.batch_size = module.weight.shape, inputs.shape[0]
+        self.shape, self.batch_size, self.dtype = module.weight.shape, inputs.shape[0], inputs.dtype
         self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
         self._workspace = workspace
         self._kept: Tensor | None = None
@@ -128,11 +128,9 @@ class CompiledKernels(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Sum the same numbers."""
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
-        summed = total.new_zeros(self.shape.numel())
         for first, last in chunks:
             values = self._compute(first, last)[0] if self._kept is None else self._kept
-            add_weighted_rows(weights[first:last], values, summed)
-        total += in_kernel_order(self._module, summed[None])[0]
+            total += in_kernel_order(self._module, weighted_sum(weights[first:last], values)[None])[0]
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
@@ -171,7 +169,7 @@ class Kernels(PerExample):
     def __init__(
         self, module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
     ) -> None:
-        self.shape, self.batch_size = module.weight.shape, inputs.shape[0]
+        self.shape, self.batch_size, self.dtype = module.weight.shape, inputs.shape[0], inputs.dtype
         self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
         self._workspace = workspace
         self._kept: Tensor | None = None
@@ -204,14 +202,11 @@ class Kernels(PerExample):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Sum the same numbers."""
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
-        rows, groups, out, columns = self._layout
-        summed = total.new_zeros(rows, groups * out * columns)
         for first, last in chunks:
             values = self._rows(first, last) if self._kept is None else self._kept
-            for row, of_row in zip(values, summed, strict=True):
-                add_weighted_rows(weights[first:last], row.flatten(1), of_row)
-        arranged = self._arranged(summed[:, None])[0]
-        total.view(arranged.shape).add_(arranged)
+            summed = [weighted_sum(weights[first:last], row.flatten(1)) for row in values]
+            arranged = self._arranged(torch.stack(summed)[:, None])[0]
+            total.view(arranged.shape).add_(arranged)
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
