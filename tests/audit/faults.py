@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from pdpsgd.engine.privacy_engine import PrivacyEngine
@@ -131,3 +132,100 @@ def sum_divided_by_the_drawn_batch(engine: PrivacyEngine) -> None:
         honest(scaled, step=step, **options)
 
     source.release = release
+
+
+def noise_changed(change: Callable[[int, np.ndarray], np.ndarray]) -> Tamper:
+    """The noise of a step, all tensors in a row and in standard deviations, is changed before it is released."""
+
+    def tamper(engine: PrivacyEngine) -> None:
+        honest = engine.source.release
+
+        def release(quantized, *, clipping_norm, noise_multiplier, step, out):
+            honest(
+                quantized, clipping_norm=clipping_norm, noise_multiplier=noise_multiplier, step=step, out=out
+            )
+            scale = clipping_norm * noise_multiplier
+            flat = torch.cat([tensor.flatten() for tensor in out]).double().numpy() / scale
+            changed = torch.from_numpy(np.ascontiguousarray(change(step, flat))) * scale
+            for tensor, part in zip(out, changed.split([tensor.numel() for tensor in out]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+        engine.source.release = release
+
+    return tamper
+
+
+class Remembering:
+    """Noise that is made of this step's and an earlier one's."""
+
+    def __init__(self, back: int, mix: Callable[[int, np.ndarray, np.ndarray], np.ndarray]) -> None:
+        self.back, self.mix, self.earlier = back, mix, {}
+
+    def __call__(self, step: int, noise: np.ndarray) -> np.ndarray:
+        self.earlier[step] = noise.copy()
+        return self.mix(step, noise, self.earlier.get(step - self.back, noise))
+
+
+def used_for_two_steps() -> Remembering:
+    return Remembering(1, lambda step, now, before: before if step % 2 else now)
+
+
+def used_again_once() -> Remembering:
+    return Remembering(37, lambda step, now, before: before if step == 50 else now)
+
+
+def telescoping() -> Remembering:
+    return Remembering(1, lambda step, now, before: (now - before) / np.sqrt(2) if step else now)
+
+
+def ten_numbers_of_the_last_step() -> Remembering:
+    return Remembering(1, lambda step, now, before: np.concatenate([now[:-10], before[:10]]))
+
+
+def shared_between_layers(step: int, noise: np.ndarray) -> np.ndarray:
+    """Ten numbers of the first weights come again among the first biases."""
+    changed = noise.copy()
+    changed[2048:2058] = noise[100:110]
+    return changed
+
+
+def a_layer_copied_from_anywhere(step: int, noise: np.ndarray) -> np.ndarray:
+    """The second weights are copied from a place among the first that changes from step to step."""
+    changed = noise.copy()
+    place = 13 * step % 1500
+    changed[2080:2400] = noise[place : place + 320]
+    return changed
+
+
+def alternating_variance(step: int, noise: np.ndarray) -> np.ndarray:
+    return noise * np.sqrt(1.05 if step % 2 else 0.95)
+
+
+def unsteady_variance(step: int, noise: np.ndarray) -> np.ndarray:
+    return noise * np.sqrt(1 + 0.1 * np.random.default_rng(step).choice([-1, 1]))
+
+
+def uneven_layers(step: int, noise: np.ndarray) -> np.ndarray:
+    """The biases have less, the weights slightly more: as much in all."""
+    changed = noise * np.sqrt(2410 / (2410 - 42 * 0.5))
+    for place in (slice(2048, 2080), slice(2400, 2410)):
+        changed[place] *= np.sqrt(0.5)
+    return changed
+
+
+def few_directions(step: int, noise: np.ndarray) -> np.ndarray:
+    """A hundred steps of noise out of sixty directions."""
+    basis = np.random.default_rng(0).standard_normal((60, noise.size))
+    return np.random.default_rng(step + 1).standard_normal(60) @ basis / np.sqrt(60)
+
+
+def student_10(step: int, noise: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(step).standard_t(10, noise.size) * np.sqrt(0.8)
+
+
+def tails_cut_at_4(step: int, noise: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(noise) > 4, noise / 2, noise)
+
+
+def rounded_to_halves(step: int, noise: np.ndarray) -> np.ndarray:
+    return np.round(2 * noise) / 2

@@ -83,7 +83,7 @@ class AuditResult:
             ]
         for name, conformance in self.conformance.items():
             found += [
-                f"{name}: {check.kind} of {check.subject} is {check.observed:.3g}, "
+                f"{name}: {check.kind}{' of ' * bool(check.subject)}{check.subject} is {check.observed:.3g}, "
                 f"planned {check.expected:.3g} (p-value {check.p_value:.1g})"
                 for check in conformance.alarms
             ]
@@ -224,7 +224,7 @@ class AuditResult:
     @property
     def underpowered_tiers(self) -> tuple[str, ...]:
         """Tiers in which no conformance test would notice a doubled rate."""
-        blind = [set(found.underpowered_tiers) for found in self.conformance.values()]
+        blind = [set(found.underpowered_tiers) for found in self.conformance.values() if found.canaries]
         return tuple(tier.name for tier in self.tiers if all(tier.name in names for names in blind))
 
     def _bounds(self) -> list[tuple[str, tuple[OneRunBound, ...] | tuple[ManyRunsBound, ...]]]:
