@@ -60,7 +60,12 @@ def found(made: Plan) -> AuditResult:
 
 def test_every_attack_and_test_is_made_and_none_goes_off(found):
     assert set(found.one_run) == {"Dirac, white box", "mislabeled, white box", "mislabeled, black box"}
-    assert set(found.conformance) == {"mechanism", "mechanism, little noise", "network, little noise"}
+    assert set(found.conformance) == {
+        "mechanism",
+        "mechanism, little noise",
+        "network, little noise",
+        "noise",
+    }
     assert len(found.many_runs) == len(found.membership) == len(found.rows) == 2
     assert found.passed, found.alarms
 
