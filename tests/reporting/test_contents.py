@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from pdpsgd import Budgets, PdpsgdError, plan
+from pdpsgd.accounting.history import Exposure
 from pdpsgd.planning.as_published import plan_as_published
 from pdpsgd.planning.verdict import verdict
 from pdpsgd.reporting import run_page, write_run_report
 from pdpsgd.reporting.charts import interval
-from pdpsgd.reporting.run import read_run
+from pdpsgd.reporting.plan import Check
+from pdpsgd.reporting.run import _verdict, read_run
 
 
 def words(page: str) -> str:
@@ -80,6 +82,22 @@ def test_a_run_with_a_guessable_seed_is_marked_as_not_for_release(run_folder: Pa
     page = words(run_page(replace(run, result={**run.result, "verdict": found})))
     assert "This run is not for release." in page
     assert "come from a seed" in page
+
+
+def test_a_page_over_people_above_their_budget_does_not_say_proven_for_all(run_folder: Path) -> None:
+    """Also if the run's own file says that the promise holds for all."""
+    run = read_run(run_folder)
+    first = run.plan.levels[0]
+    spent = 8 * first.epsilon
+    earlier = (Exposure(1.0, 1.0, 0.5, 1),)
+    levels = (replace(first, proven_epsilon=spent, history=earlier), *run.plan.levels[1:])
+    over = replace(run.plan, levels=levels, history_fixed=True)
+    holds = verdict(run.plan, verified=True).to_dict()
+    shown = replace(run, plan=over, result={**run.result, "verdict": holds})
+    page = words(_verdict(shown, Check()))
+    assert "proven for all" not in page
+    assert f"The promise holds for {over.people - first.people} of {over.people} people." in page
+    assert "800.0 %" in page
 
 
 def test_the_headline_is_that_of_the_verdict(run_folder: Path) -> None:

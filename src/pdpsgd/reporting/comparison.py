@@ -80,8 +80,8 @@ def _overview(made: Comparison) -> list[str]:
         "accuracy",
         *(f"proven at ε {name}" for name in tiers),
         "used",
-        "noise",
-        "time a run",
+        "noise multiplier",
+        "time per run",
     )
     return [
         parts.paragraph(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdpsgd.errors import fail
-from pdpsgd.planning.verdict import EXCEPT, NOT_FOR_RELEASE
+from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE, verdict
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.audit import audit_parts
 from pdpsgd.reporting.charts import PAGE
@@ -88,6 +88,11 @@ def _verdict(run: Run, check: Check) -> str:
             "This run has no verdict.",
             "It was made by an earlier version. To publish a model, train again.",
         )
+    of_plan = verdict(
+        plan, verified=True
+    )  # what the plan itself says against it, whatever the run's file says
+    if found["outcome"] == HOLDS and of_plan.outcome != HOLDS:
+        found = of_plan.to_dict()
     reasons = " ".join(reason["sentence"] for reason in found["reasons"])
     if found["outcome"] == NOT_FOR_RELEASE:
         return parts.verdict(False, "This run is not for release.", reasons)
@@ -225,7 +230,7 @@ def _group_name(key: str, name: str, settings: Mapping[str, Any]) -> str:
 def _meaning(run: Run) -> str:
     lines = [
         "Protected: each person's record, and whether they supplied one at all. With or without it, the "
-        "chance of any "
+        "probability of any "
         "outcome changes by a factor of at most e to the power epsilon, but for a probability of at most "
         "delta.",
         "Not protected: being on the list of people, and the (epsilon, delta) that a person allows. Both "
