@@ -58,7 +58,8 @@ def _verdict(made: Comparison) -> str:
         proven and made.within_budgets,
         headline,
         f"{best.mechanism} has the highest accuracy on test people: {_accuracy_of(best)}, mean of "
-        f"{len(best.seeds)} {'seed' if len(best.seeds) == 1 else 'seeds'}.{cost}",
+        f"{len(best.seeds)} {'seed' if len(best.seeds) == 1 else 'seeds'}.{cost} "
+        "Seeds are known, so this is for study, and no model of it is for release.",
     )
 
 
