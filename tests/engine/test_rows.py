@@ -147,3 +147,24 @@ def test_a_placeholder_looks_like_a_record_to_the_model(private):
     run = private(data=data, record_of_person=numbers, module=Sorted())
     run.train()
     assert run.engine.steps_left == 0
+
+
+@pytest.mark.parametrize("scale", [2.0**-20, 1.0, 2.0**20], ids=["tiny", "one", "huge"])
+def test_integer_sums_are_as_fine_as_the_largest_clipping_norm_of_the_round(scale, private):
+    # In units of the plan's own norm, the sum of people who are clipped far below it would be off by more than
+    # their margin, 2^-10 of what they are clipped to.
+    plan = make_plan(people=1, rates=(1.0,), steps=1, clip_scales=(scale,), max_grad_norm=0.5)
+    data = make_data(1, features=5_000)
+    module = nn.Linear(5_000, 3)
+    loss = nn.functional.cross_entropy(module(data[0]), data[1]) * 2**24
+    exact = torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    double = Recording(inner=WithoutNoise())
+    with released_by(double):
+        run = private(plan=plan, module=module, data=data)
+    for inputs, targets in run.loader:
+        (nn.functional.cross_entropy(run.module(inputs), targets) * 2**24).backward()
+        run.optimizer.step()
+    total = torch.cat([part.flatten() for part in double.totals[0]])
+    limit = scale * 0.5
+    assert total.norm() <= limit
+    assert (total - exact * (total.norm() / exact.norm())).norm() <= 2**-12 * limit

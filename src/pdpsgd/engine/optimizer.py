@@ -165,10 +165,9 @@ class PrivateOptimizer(Optimizer):
         if self._loss_reduction == "mean" and self._gradients.recorded_in_half_precision:
             refuse_half_precision_mean()
         norms = batch.clip_norms.to(self._gradients.flat_sums[0].device)
-        plan, planned = self._execution.plan, self._execution.round_of(batch.step)
         self.non_finite_gradients += self._gradients.clipped_sum(
             norms,
-            largest_clip_norm=max(planned.clip_scales) * plan.max_grad_norm,
+            largest_clip_norm=self._noise_of(batch.step).clipping_norm,
             loss_reduction=self._loss_reduction,
             views=self._views,
         )
@@ -177,7 +176,7 @@ class PrivateOptimizer(Optimizer):
         self._check_parameters()
         planned = self._execution.round_of(step)
         sums = self._gradients.flat_sums
-        noise = Noise(step, self._execution.plan.max_grad_norm, planned.noise_multiplier)
+        noise = self._noise_of(step)
         with self._ranks.result_of_first(self._noised.flat):
             totals = quantize(sums, clipping_norm=noise.clipping_norm)
             self._ranks.gather_sums(totals, step=step)
@@ -195,6 +194,17 @@ class PrivateOptimizer(Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
         self._noised.put_into_gradients()
+
+    def _noise_of(self, step: int) -> Noise:
+        """Return the step's noise, as multiples of the largest clipping norm that anybody has in its round.
+
+        The margins that cover rounding are parts of that norm, so the unit of integer sums is, too.
+        """
+        planned = self._execution.round_of(step)
+        largest = max(planned.clip_scales) or 1.0  # 0: nobody is used, and there is nothing to round
+        return Noise(
+            step, largest * self._execution.plan.max_grad_norm, planned.noise_multiplier / largest
+        )
 
     def _check_parameters(self) -> None:
         known = self._gradients.sums
