@@ -38,15 +38,23 @@ def test_an_ordinary_plan_is_written_once(problem, tmp_path):
     assert [path.name for path in (tmp_path / "people").iterdir()] == ["promises.csv"]
 
 
-def test_the_key_is_in_private_alone(problem, tmp_path, monkeypatch):
+def test_the_key_is_in_private_alone(problem, tmp_path):
     from pdpsgd.engine import checkpoints
-    from pdpsgd.training import fitting
 
-    monkeypatch.setattr(fitting, "erase_key", lambda path: None)
-    problem.fit(run_folder=tmp_path, seed=None)
+    def stop_late(done):
+        if done > 0.8:
+            raise RuntimeError("the machine goes down")
+        return 1.0
+
+    with pytest.raises(RuntimeError, match="goes down"):
+        problem.fit(
+            run_folder=tmp_path, seed=None, schedule=stop_late, test_data=problem.test, evaluate_every=5
+        )
     key = checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").key
     assert key is not None
-    assert key.hex().encode() not in everything_in(tmp_path / "public") + everything_in(tmp_path / "people")
+    shown = everything_in(tmp_path / "public") + everything_in(tmp_path / "people")
+    assert key not in shown
+    assert key.hex().encode() not in shown
 
 
 @pytest.mark.parametrize("name", ["result.json", "checkpoint.safetensors"])
