@@ -142,6 +142,17 @@ def test_an_empty_batch_adds_nothing(reduction: str) -> None:
     assert all(bool((total == 0).all()) for total in clipped.sums.values())
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_an_empty_batch_adds_nothing_in_recurrent_networks(kind: type[nn.RNNBase]) -> None:
+    module = kind(3, 4, batch_first=True)
+    clipped = ClippedGradients(module)
+    outputs = module(torch.zeros(0, 5, 3))[0]
+    assert outputs.shape == (0, 5, 4)
+    outputs.sum().backward()
+    assert clipped.clipped_sum(torch.zeros(0), loss_reduction="sum") == 0
+    assert all(bool((total == 0).all()) for total in clipped.sums.values())
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38])
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "embedding"])
 def test_a_gradient_that_is_not_finite_counts_as_zero(name: str, value: float) -> None:

@@ -54,7 +54,9 @@ def general_rule(
     recorder = site.recorder
     recorder.paused = True
     try:
-        if isinstance(module, nn.RNNBase) or batch == 0:
+        if batch == 0:
+            return _of_nobody(site, shell, args, kwargs)
+        if isinstance(module, nn.RNNBase):
             return _in_a_loop(one_example, copies, leaves, dims, batch, state_dim, site)
         try:
             with warnings.catch_warnings():
@@ -70,6 +72,13 @@ def general_rule(
         return pytree.tree_map_only(Tensor, lambda output: _without_single(site, output), outputs)
     finally:
         recorder.paused = False
+
+
+def _of_nobody(site: Site, shell: _Shell, args: Any, kwargs: Any) -> Any:
+    """Run the module on an empty batch: the outputs are part of the graph, and nobody has a gradient."""
+    fixed = {name: parameter.detach() for name, parameter in shell.named_parameters()}
+    outputs = functional_call(shell, fixed, args, kwargs)
+    return pytree.tree_map_only(Tensor, lambda output: site.record(output, output, lambda _: ()), outputs)
 
 
 def _batch_dims(site: Site, leaves: list[Any], batch: int, state_dim: int) -> list[int | None]:
@@ -132,8 +141,6 @@ def _in_a_loop(
     state_dim: int,
     site: Site,
 ) -> Any:
-    if batch == 0:
-        fail(f"{site.name} cannot be run on an empty batch.")
     results = []
     # Once for all: an index per example would have autograd add a whole batch of gradients for each.
     parts = {name: copy.unbind(0) for name, copy in copies.items()}
