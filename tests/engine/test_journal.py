@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,32 @@ def test_one_persons_change_is_noticed_in_the_sum_of_thousands(tmp_path):
     later.meet(0, [total])
     with pytest.raises(PdpsgdError, match="Expected step 0 to repeat"):
         later.meet(0, [total + one])
+
+
+@pytest.mark.parametrize("torn", [3, 33])
+def test_what_is_written_after_a_torn_entry_is_read_again(torn, tmp_path):
+    source, path = RandomSource.from_seed(3), tmp_path / "journal"
+    total = torch.ones(50)
+    Journal(path, source, max_grad_norm=1.0).meet(0, [total])
+    path.write_bytes(path.read_bytes() + bytes(range(torn)))
+    after = Journal(path, source, max_grad_norm=1.0)
+    after.meet(0, [total])
+    after.meet(1, [total])
+    later = Journal(path, source, max_grad_norm=1.0)
+    later.meet(1, [total])
+    for step in (0, 1):
+        with pytest.raises(PdpsgdError, match=f"Expected step {step} to repeat"):
+            later.meet(step, [-total])
+
+
+def test_an_entry_that_finds_no_room_stops_the_step_and_leaves_nothing_torn(tmp_path, monkeypatch):
+    source, path = RandomSource.from_seed(3), tmp_path / "journal"
+    journal = Journal(path, source, max_grad_norm=1.0)
+    with monkeypatch.context() as patch:
+        write = os.write
+        patch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+        with pytest.raises(PdpsgdError, match="disk that is full"):
+            journal.meet(0, [torch.ones(5)])
+    assert path.stat().st_size == 0
+    journal.meet(0, [torch.ones(5)])
+    assert path.stat().st_size == 40

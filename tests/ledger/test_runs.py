@@ -228,3 +228,12 @@ def test_plans_without_people_or_with_strangers_are_refused(in_file: Ledger) -> 
     nameless = Budgets([1.0] * 50).ids
     with pytest.raises(PdpsgdError, match="Expected ids that are text"):
         in_file.reserve(everybody_in_every_step(nameless.tolist(), 0.1))
+
+
+def test_another_declared_charge_under_the_same_token_is_refused(ledger: Ledger) -> None:
+    ledger.enroll(people(1.0, 1.0))
+    first = ledger.reserve_declared(0.0001, 0, people=["p0"], token="nightly")
+    assert ledger.reserve_declared(0.0001, 0, people=["p0"], token="nightly").number == first.number
+    for epsilon, charged in ((0.0002, ["p0"]), (0.0001, ["p0", "p1"]), (0.0001, ["p1"])):
+        with pytest.raises(PdpsgdError, match="same request under the same token"):
+            ledger.reserve_declared(epsilon, 0, people=charged, token="nightly")

@@ -52,6 +52,9 @@ class Journal:
         self._directions: list[Tensor] = []
         self._met = _read(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # After an entry that was cut off, further ones would not stand where they are looked for.
+        size = os.fstat(self._file).st_size
+        os.ftruncate(self._file, size - size % _ENTRY.size)
 
     def meet(self, step: int, sums: Sequence[Tensor]) -> None:
         """Note that the step's noise is about to be added to these sums; refuse if it was added to others."""
@@ -65,13 +68,22 @@ class Journal:
                     "gradients. Begin a new run."
                 )
         else:
-            os.write(self._file, _ENTRY.pack(step, *projections))
+            self._append(_ENTRY.pack(step, *projections))
 
     def close(self, *, remove: bool) -> None:
         """Stop writing; remove the file if the run has ended."""
         os.close(self._file)
         if remove:
             self.path.unlink(missing_ok=True)
+
+    def _append(self, entry: bytes) -> None:
+        before = os.fstat(self._file).st_size
+        if os.write(self._file, entry) < len(entry):
+            os.ftruncate(self._file, before)
+            fail(
+                f"Expected room for {len(entry)} bytes in {self.path}. Got a disk that is full. No noise was given out "
+                "for this step: make room and resume."
+            )
 
     def _project(self, sums: Sequence[Tensor]) -> list[float]:
         if not self._directions:
@@ -103,8 +115,9 @@ class JournalKeeper(StepObserver):
         """Write the journal there from now on, after what it says already."""
         if self._ranks.first:
             self.close(remove=False)
-            norm = self._execution.plan.max_grad_norm
-            self.journal = Journal(path, self._execution.source, max_grad_norm=norm)
+            plan = self._execution.plan
+            scale = min((max(r.clip_scales) for r in plan.rounds if any(r.clip_scales)), default=1.0)
+            self.journal = Journal(path, self._execution.source, max_grad_norm=scale * plan.max_grad_norm)
 
     def step_releases(self, step: int, sums: Sequence[Tensor]) -> None:
         """Refuse sums that are not those of the step's first time."""

@@ -202,9 +202,7 @@ class PrivateOptimizer(Optimizer):
         """
         planned = self._execution.round_of(step)
         largest = max(planned.clip_scales) or 1.0  # 0: nobody is used, and there is nothing to round
-        return Noise(
-            step, largest * self._execution.plan.max_grad_norm, planned.noise_multiplier / largest
-        )
+        return Noise(step, largest * self._execution.plan.max_grad_norm, planned.noise_multiplier / largest)
 
     def _check_parameters(self) -> None:
         known = self._gradients.sums

@@ -21,6 +21,10 @@ from pdpsgd.gradients.survey import Survey, survey
 from pdpsgd.gradients.unsupported import check_module
 
 
+_WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+"""Modules that in evaluation mode skip their layers for one fused operation."""
+
+
 def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
     """Instrument every layer that trains, and the model as a whole; refuse the model before anything is changed."""
     rules = list(rules_of(model))
@@ -121,6 +125,7 @@ class _WholeModel:
         self._recorder = recorder
         on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._channels_last = on_cpu and any(isinstance(child, nn.Conv2d) for child in model.modules())
+        self._attention = any(isinstance(child, _WITH_FAST_PATH) for child in model.modules())
         self._tried = False
         self._surveys: dict[Any, Survey | None] = {}
 
@@ -134,12 +139,17 @@ class _WholeModel:
         recorder.survey = self._surveyed(args, kwargs)
         recorder.calls_so_far.clear()
         recorder.channels_last = self._channels_last
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        if self._attention:
+            torch.backends.mha.set_fastpath_enabled(False)  # it has no gradient, and calls no layer
         try:
             if self._tried or not self._channels_last:
                 return self._original(*args, **kwargs)
             return self._try(*args, **kwargs)
         finally:
             recorder.inside = False
+            if self._attention:
+                torch.backends.mha.set_fastpath_enabled(fast_path)
 
     def _surveyed(self, args: Any, kwargs: Any) -> Survey | None:
         """Return what is known of inputs of this structure; find it out the first time."""

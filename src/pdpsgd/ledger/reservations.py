@@ -50,17 +50,6 @@ def reserve(
     Returns:
         The run's number.
     """
-    r = schema.runs.c
-    known = connection.execute(
-        select(r.number, r.plan, r.people_digest).where(r.token == token)
-    ).one_or_none()
-    if known is not None:
-        if (known.plan, known.people_digest) != (plan, people_digest):
-            fail(
-                f"Expected the same request under the same token. Run {known.number} was reserved under {token!r} "
-                "with another plan."
-            )
-        return int(known.number)
     if len(charges) >= schema.NOT_THERE:
         fail(f"Expected fewer than {schema.NOT_THERE:,} levels. Got {len(charges):,}.")
     if np.unique(numbers).size < numbers.size:
@@ -68,6 +57,10 @@ def reserve(
     people = people_count(connection)
     everybody = np.full(people, schema.NOT_THERE, dtype=np.int64)
     everybody[numbers] = levels
+    packed = chunks(everybody)
+    known = _known_request(connection, token, (plan, people_digest), charges, packed)
+    if known is not None:
+        return known
     if must_fit:
         _check_fits(connection, everybody, charges, people)
     number = (
@@ -77,11 +70,45 @@ def reserve(
     insert(connection, schema.runs, [(number, token, name, state, 0, plan, people_digest, entry)])
     rows = [(number, i, c.kind, c.mu, c.b, c.d, c.e, c.exposures) for i, c in enumerate(charges)]
     insert(connection, schema.charges, rows)
-    packed = chunks(everybody)
     insert(connection, schema.run_people, [(number, i, part) for i, part in enumerate(packed)])
     written = digest_of_run(token, name, plan, people_digest, [row[1:] for row in rows], packed)
     append(connection, "reserve" if state == "reserved" else "enter", {"run": number, "digest": written})
     return number
+
+
+def _known_request(
+    connection: Connection,
+    token: str,
+    plan: tuple[str, str],
+    charges: Sequence[Charge],
+    packed: Sequence[bytes],
+) -> int | None:
+    """Return the run that this very request has reserved before, or None; refuse another one under its token."""
+    r, c, p = schema.runs.c, schema.charges.c, schema.run_people.c
+    known = connection.execute(
+        select(r.number, r.plan, r.people_digest).where(r.token == token)
+    ).one_or_none()
+    if known is None:
+        return None
+    paid = connection.execute(
+        select(c.kind, c.mu, c.b, c.d, c.e, c.exposures).where(c.run == known.number).order_by(c.level)
+    ).all()
+    listed = b"".join(
+        connection.execute(select(p.levels).where(p.run == known.number).order_by(p.chunk)).scalars()
+    )
+    asked = b"".join(packed)
+    newcomers = asked[len(listed) :]  # enrolled since, and not on the list
+    if (
+        (known.plan, known.people_digest) != plan
+        or [tuple(row) for row in paid] != [(x.kind, x.mu, x.b, x.d, x.e, x.exposures) for x in charges]
+        or asked[: len(listed)] != listed
+        or newcomers != b"\xff" * len(newcomers)
+    ):
+        fail(
+            f"Expected the same request under the same token. Run {known.number} was reserved under {token!r} "
+            "with another plan, other charges or other people. Take another token."
+        )
+    return int(known.number)
 
 
 def digest_of_run(

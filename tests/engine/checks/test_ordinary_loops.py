@@ -428,3 +428,29 @@ def test_a_collation_that_cannot_be_tried_is_warned_of(private, helpers):
 
     with pytest.warns(UserWarning, match="cannot be tried on a few records"):
         private(data=DataLoader(helpers.Rows(helpers.data(40)), collate_fn=of_many))
+
+
+class Positioned(nn.Module):
+    """A transformer with positions of its own, which the general rule runs as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(5, 8)
+        self.positions = nn.Parameter(torch.zeros(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.head(self.encoder(self.embedding(inputs)[:, None] + self.positions).mean(1))
+
+
+def test_a_transformer_with_parameters_of_its_own_trains_and_is_evaluated_in_between(private):
+    run = private(module=Positioned(), criterion=nn.CrossEntropyLoss())
+    for inputs, targets in run.loader:
+        run.step(inputs, targets)
+        run.module.eval()
+        with torch.no_grad():
+            run.module(inputs)
+        run.module.train()
+    assert torch.backends.mha.get_fastpath_enabled()
