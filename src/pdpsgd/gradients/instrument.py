@@ -20,7 +20,6 @@ from pdpsgd.gradients.shortcuts import pool, sequence
 from pdpsgd.gradients.survey import Survey, survey
 from pdpsgd.gradients.unsupported import check_module
 
-
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Modules that in evaluation mode skip their layers for one fused operation."""
 
