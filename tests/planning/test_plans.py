@@ -39,7 +39,7 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d["levels"][1].update(epsilon=0.3), "is promised epsilon=0.3"),
         (lambda d: d["rounds"][0].update(noise_multiplier=0.5), "is promised epsilon=0.5"),
         (lambda d: d["rounds"][0].update(steps=5000), "is promised epsilon=0.5"),
-        (lambda d: d["rounds"][0].update(steps=0), "steps >= 1"),
+        (lambda d: d["rounds"][0].update(steps=0), "steps from 1"),
         (lambda d: d["rounds"][0].update(steps=1.5), "whole number"),
         (lambda d: d["rounds"][0].update(expected_batch_size=500.0), "people times their rates"),
         (lambda d: d["rounds"][0]["clip_scales"].__setitem__(1, 3.0), "is promised epsilon=0.5"),

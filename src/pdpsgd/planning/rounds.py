@@ -10,6 +10,9 @@ import numpy as np
 from pdpsgd.accounting.history import Exposure, History
 from pdpsgd.errors import check_positive, fail
 
+MOST = 2**53
+"""Steps and people are counted in double precision, which is exact up to here."""
+
 
 @dataclass(frozen=True)
 class Level:
@@ -52,22 +55,31 @@ class Round:
         )
 
 
+def _shortened(number: int) -> str:
+    """A whole number, or its number of digits where they are too many to print."""
+    return (
+        repr(number)
+        if abs(number) < 10**20
+        else f"a number of {int(number).bit_length() * 3 // 10} digits or so"
+    )
+
+
 def check_level(place: str, level: Level) -> None:
     """Refuse a level whose values are no budget."""
     if not level.epsilon >= 0:
         fail(f"Expected {place}.epsilon >= 0 (or inf). Got {level.epsilon!r}.")
     if not 0 <= level.delta < 1:
         fail(f"Expected 0 <= {place}.delta < 1. Got {level.delta!r}.")
-    if level.people < 0:
-        fail(f"Expected {place}.people >= 0. Got {level.people!r}.")
+    if not 0 <= level.people <= MOST:
+        fail(f"Expected {place}.people from 0 to 2^53. Got {_shortened(level.people)}.")
     if level.proven_epsilon is not None and not level.proven_epsilon >= 0:
         fail(f"Expected {place}.proven_epsilon >= 0 or null. Got {level.proven_epsilon!r}.")
 
 
 def check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
     """Refuse a round that does not fit the levels, or draws people who allow nothing."""
-    if r.steps < 1:
-        fail(f"Expected {place}.steps >= 1. Got {r.steps!r}.")
+    if not 1 <= r.steps <= MOST:
+        fail(f"Expected {place}.steps from 1 to 2^53. Got {_shortened(r.steps)}.")
     check_positive(**{f"{place}.noise_multiplier": r.noise_multiplier})
     check_positive(**{f"{place}.expected_batch_size": r.expected_batch_size})
     for name in ("participation", "sample_rates", "clip_scales"):

@@ -1,0 +1,166 @@
+"""The verifier never answers below the truth, hardly above it, and refuses what it cannot tell."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import fft as scipy_fft
+
+from pdpsgd import Level, PdpsgdError, Plan, PromiseBroken, Round
+from pdpsgd.accounting.history import Exposure
+from pdpsgd.accounting.registry import accountant
+from pdpsgd.planning import verification
+from pdpsgd.planning.verification import epsilon_upper_bound
+from tests.planning.closed_forms import draw, exact_epsilon, gaussian, with_participation
+
+
+def plan_of(
+    *rounds: tuple[float, float, float, int], epsilon: float, delta: float, proven: float | None = None
+) -> Plan:
+    """A plan for one level of a thousand people."""
+    made = tuple(Round(steps, sigma, 1000 * pi * q, (pi,), (q,), (1.0,)) for pi, q, sigma, steps in rounds)
+    return Plan("pdp-sgd-exact", (Level(epsilon, delta, 1000, proven),), made)
+
+
+def test_a_false_claim_for_a_small_participation_is_refused() -> None:
+    """Rounding in the transform was multiplied by e^-loss and normalized away: the claim of 0.01 was accepted."""
+    issue = (0.001, 1.0, 10 / 7, 100)
+    with pytest.raises(PromiseBroken, match=r"cost 28\.2"):
+        plan_of(issue, epsilon=0.01, delta=5e-5, proven=0.01).verify()
+    found = plan_of(issue, epsilon=28.3, delta=5e-5, proven=28.3).verify()
+    assert 28.21178 <= found.epsilon[0] <= 28.24
+
+
+@pytest.mark.parametrize(
+    ("exposure", "delta", "exact"),
+    [
+        (Exposure(1.0, 1.0, 40.0, 100), 1e-5, 0.926342),
+        (Exposure(1.0, 1.0, 10.0, 100), 1e-5, 4.377178),
+        (Exposure(0.001, 1.0, 10 / 7, 100), 5e-5, 28.21178),
+        (Exposure(0.5, 1.0, 10.0, 100), 1e-5, 3.533998),
+    ],
+)
+def test_known_figures(exposure: Exposure, delta: float, exact: float) -> None:
+    assert exact * (1 - 1e-6) <= epsilon_upper_bound((exposure,), delta) <= exact * 1.001
+
+
+def test_the_two_directions_are_those_of_the_closed_forms() -> None:
+    for (pi, mu, delta), adding in {(0.001, 7.0, 5e-5): 0.000950403, (0.5, 1.0, 1e-5): 0.662561}.items():
+        exposure = Exposure(pi, 1.0, 10 / mu, 100)
+        with np.errstate(all="ignore"):
+            found = verification._epsilon_in_direction((exposure,), delta, 16, removing=False)
+        assert adding * (1 - 1e-6) <= found <= adding * 1.05
+
+
+@pytest.mark.parametrize("number", range(200))
+def test_never_below_closed_forms_and_hardly_above(number: int) -> None:
+    case = draw(np.random.default_rng([2, number]))
+    if case.epsilon is None:
+        proven = accountant("pld").epsilon(case.history, case.delta)
+        assert epsilon_upper_bound(case.history, case.delta) == pytest.approx(proven, rel=5e-3, abs=1e-5)
+        return
+    found = epsilon_upper_bound(case.history, case.delta)
+    assert case.epsilon * (1 - 1e-9) - 1e-12 <= found <= case.epsilon * 1.005 + 1e-5, case
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.floats(1e-4, 0.999), st.floats(0.05, 8.0), st.integers(1, 2000), st.floats(-9, -2), st.integers(1, 4)
+)
+def test_participation_over_any_range(
+    pi: float, mu: float, steps: int, log_delta: float, rounds: int
+) -> None:
+    """One round has a closed form; more of them cost at least as much as one."""
+    delta = 10**log_delta
+    exposure = Exposure(pi, 1.0, math.sqrt(steps) / mu, steps)
+    exact = exact_epsilon(lambda e: with_participation(pi, lambda x: gaussian(mu, x), e), delta)
+    found = epsilon_upper_bound((exposure,), delta)
+    assert exact * (1 - 1e-9) - 1e-12 <= found <= exact * 1.005 + 1e-5
+    assert epsilon_upper_bound((exposure,) * rounds, delta) >= exact * (1 - 1e-9) - 1e-12
+
+
+@pytest.mark.parametrize(("q", "pi", "steps"), [(0.1, 1.0, 3), (0.01, 0.3, 50), (0.5, 0.9, 1)])
+def test_next_to_no_noise_tells_whom_a_step_sampled(q: float, pi: float, steps: int) -> None:
+    chance = pi * (1 - (1 - q) ** steps)
+    exposure = Exposure(pi, q, 1e-4, steps)
+    assert epsilon_upper_bound((exposure,), 0.99 * chance) == math.inf
+    assert epsilon_upper_bound((exposure,), chance * 1.01) < math.inf
+
+
+@pytest.mark.parametrize(
+    ("pi", "q", "sigma", "steps"),
+    [
+        *itertools.product((1.0, 1e-300, 0.5), (1.0, 1e-9), (1e-4, 2.0**63), (1, 2**53)),
+        (1.0, 1e-300, 1e-4, 2**53),
+        (1 - 2**-53, 1 - 2**-53, 0.01, 2**53),
+        (1e-9, 1.0, 1e-300, 10**9),
+        (1.0, 0.3, 0.01, 10**9),
+        (0.5, 0.3, 1e300, 10**9),
+    ],
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-300])
+def test_extreme_plans_are_refused_or_proven_and_never_end_in_a_raw_error(
+    pi: float, q: float, sigma: float, steps: int, delta: float
+) -> None:
+    try:
+        found = plan_of((pi, q, sigma, steps), epsilon=1.0, delta=delta).verify()
+    except PdpsgdError:
+        return
+    # Whoever is told to be safe is: the loss is at most that of the Gaussian with rate and participation 1.
+    mu = math.sqrt(steps) / sigma
+    chance = pi * min(1.0, steps * q)
+    assert chance <= delta or gaussian(mu, found.epsilon[0]) * 0.999 <= delta or mu > 30
+
+
+@pytest.mark.parametrize("steps", [10**30, 10**400, 2**53 + 1])
+def test_more_steps_than_can_be_counted_are_refused(steps: int) -> None:
+    document = json.loads(plan_of((1.0, 0.1, 1.0, 10), epsilon=100.0, delta=1e-5).to_json())
+    document["rounds"][0]["steps"] = steps
+    with pytest.raises(PdpsgdError, match="steps"):
+        Plan.from_json(json.dumps(document))
+    with pytest.raises(PdpsgdError, match="steps"):
+        plan_of((1.0, 0.1, 1.0, steps), epsilon=100.0, delta=1e-5)
+    crowd = replace(plan_of((1.0, 0.1, 1.0, 10), epsilon=100.0, delta=1e-5).levels[0], people=steps)
+    with pytest.raises(PdpsgdError, match="people"):
+        Plan("dp-sgd", (crowd,), ())
+
+
+def test_rounds_that_hardly_count_are_charged_to_delta_and_change_nothing() -> None:
+    step = Exposure(1.0, 0.01, 1.0, 100)
+    alone = epsilon_upper_bound((step,), 1e-5)
+    hardly = (
+        step,
+        Exposure(1e-300, 1.0, 1e-4, 10),
+        Exposure(1.0, 1.0, 2.0**63, 10),
+        Exposure(1e-13, 0.5, 1.0, 9),
+    )
+    assert alone <= epsilon_upper_bound(hardly, 1e-5) <= alone * 1.0001
+
+
+@pytest.mark.parametrize("steps", [100, 30_000])
+@pytest.mark.parametrize("tilt_for", [None, 1e-9])
+def test_what_rounding_hides_is_within_its_bound(steps: int, tilt_for: float | None) -> None:
+    """Against the same transform in long doubles: sums from the top, of the masses of both."""
+    q, sigma = 0.3 / math.sqrt(steps), 1.0
+    with np.errstate(all="ignore"):
+        step, _ = verification._one_step(q, sigma, q / 4, 1e-12 / steps, removing=True)
+        total = verification._Sum([(step, steps)], most=1 << 22, tail=1e-12, tilt_for=tilt_for)
+    weights = total._weights[0].astype(np.longdouble)
+    wrapped = np.zeros(total.size, dtype=np.longdouble)
+    np.add.at(wrapped, np.arange(weights.size) % total.size, weights / weights.sum())
+    exact = scipy_fft.irfft(scipy_fft.rfft(wrapped) ** steps, n=total.size)
+    exact = np.roll(exact, (step.first * steps - total._first) % total.size)
+    lost = np.abs(np.cumsum(exact[::-1]) - np.cumsum(total._mass[::-1].astype(np.longdouble)))
+    assert float(lost.max()) <= total.error
+
+
+def test_mass_that_is_not_1_is_an_error() -> None:
+    with pytest.raises(PdpsgdError, match=r"sum to 1\. Got 0\.5"):
+        verification._checked(verification._Points(np.zeros(1), np.array([0.25]), 0.25), slack=1e-6)
