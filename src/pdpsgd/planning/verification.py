@@ -30,7 +30,7 @@ GRID_POINTS = (16, 64)
 """Per standard deviation of a step's loss: first try, and second try before a plan is called wrong."""
 AGREEMENT = 2e-3
 """How far a plan's proven epsilon may lie below this accountant's before it is called a false claim."""
-MOST_POINTS = 1 << 14
+MOST_POINTS = 1 << 16
 """Per grid point of a standard deviation; a grid with more is made coarser instead, which only ever overstates."""
 CUT_OFF = 1e-7
 """The share of delta that all truncations together may take; what is cut off above counts as infinite loss."""
