@@ -83,6 +83,18 @@ def test_a_model_forgets_a_batch_before_the_next_one_and_when_the_run_is_closed(
     assert kept(module) == []
 
 
+def test_what_a_hook_keeps_on_a_layer_is_forgotten_too(private):
+    module = nn.Sequential(nn.Linear(5, 3))
+    module[0].register_forward_hook(lambda layer, inputs, outputs: setattr(layer, "seen", inputs[0].detach()))
+    run = private(module=module)
+    for batch in run.loader:
+        assert not hasattr(module[0], "seen")
+        run.step(*batch)
+        assert hasattr(module[0], "seen")
+    run.engine.close()
+    assert not hasattr(module[0], "seen")
+
+
 def test_what_the_loop_sets_between_steps_stays(private):
     run = private(module=Keeps())
     for step, batch in enumerate(run.loader):

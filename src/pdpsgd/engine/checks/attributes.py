@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _OWN = frozenset(vars(nn.Module()))  # torch's own: parameters, buffers, hooks, the mode
 _CONTAINERS = (list, dict, set, deque)
+_NOTED = (Tensor, *_CONTAINERS)
 _NESTED = 4
 _LARGEST = 256  # larger ones, vocabularies say, are not looked through
 Attributes = dict[str, Any]
@@ -37,8 +38,12 @@ class PlainAttributes(StepObserver):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._modules = list(module.named_modules())
-        self._before: list[Attributes] = []
+        named = [(place, vars(child), _is_of_torch(child)) for place, child in module.named_modules()]
+        # torch's own layers never set attributes that they have: somebody's hook adds new ones.
+        self._layers = [attributes for _, attributes, of_torch in named if of_torch]
+        self._others = [(place, attributes) for place, attributes, of_torch in named if not of_torch]
+        self._layers_before: list[Attributes] = []
+        self._others_before: list[Attributes] = []
         self._containers: list[tuple[Any, Any]] = []  # with the parts that they had
         self._tensors: list[tuple[str, Tensor, int]] = []
         self._left: list[Callable[[], None]] = []  # what takes away what the last batch has left
@@ -46,12 +51,13 @@ class PlainAttributes(StepObserver):
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Forget what the batch before has left, and note what is there."""
         self.forget()
-        self._before, self._containers, self._tensors = [], [], []
-        for place, child in self._modules:
-            attributes = dict(vars(child))
-            self._before.append(attributes)
+        if not self._layers_before or list(map(len, self._layers)) != list(map(len, self._layers_before)):
+            self._layers_before = [dict(attributes) for attributes in self._layers]
+        self._others_before, self._containers, self._tensors = [], [], []
+        for place, attributes in self._others:
+            self._others_before.append(dict(attributes))
             for name, value in attributes.items():
-                if name not in _OWN and isinstance(value, (Tensor, *_CONTAINERS)):
+                if isinstance(value, _NOTED) and name not in _OWN:
                     self._note(f"{place}.{name}".lstrip("."), value)
         batch.when_stepped.append(self.check)
 
@@ -60,16 +66,20 @@ class PlainAttributes(StepObserver):
         for place, tensor, writes in self._tensors:
             if version(tensor) != writes:
                 _refuse(place)
-        for (_, child), before in zip(self._modules, self._before, strict=True):
-            now = vars(child)
-            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
-                continue
-            for name, value in now.items():
-                if name not in _OWN and value is not before.get(name, _missing) and _holds_tensors(value):
-                    self._left.append(_putting_back(child, name, before))
+        for attributes, before in zip(self._layers, self._layers_before, strict=True):
+            if len(attributes) != len(before):
+                self._remember(attributes, before)
+        for (_, attributes), before in zip(self._others, self._others_before, strict=True):
+            if len(attributes) != len(before) or not all(map(is_, attributes.values(), before.values())):
+                self._remember(attributes, before)
         for container, parts in self._containers:
             if not _has(container, parts) and (_holds_tensors(container) or _holds_tensors(parts)):
                 self._left.append(_refilling(container, parts))
+
+    def _remember(self, attributes: Attributes, before: Attributes) -> None:
+        for name, value in attributes.items():
+            if name not in _OWN and value is not before.get(name, _missing) and _holds_tensors(value):
+                self._left.append(_putting_back(attributes, name, before))
 
     def forget(self) -> None:
         """Take away what the last batch has left."""
@@ -90,8 +100,11 @@ class PlainAttributes(StepObserver):
 _missing = object()
 
 
-def _putting_back(child: nn.Module, name: str, before: Attributes) -> Callable[[], None]:
-    attributes = vars(child)
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _putting_back(attributes: Attributes, name: str, before: Attributes) -> Callable[[], None]:
     left = attributes[name]
 
     def put_back() -> None:

@@ -6,7 +6,8 @@ running mean, an observer's maximum, a memory of earlier batches) would be a sec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from operator import is_
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +49,10 @@ class BufferWatch(StepObserver):
             for name, child in self._modules
             if type(child).get_extra_state is not nn.Module.get_extra_state
         ]
-        self._before: dict[str, tuple[Tensor, int]] = {}
+        self._held: list[Mapping[str, Tensor | None]] = [
+            held for _, child in self._modules for held in (own_buffers(child), own_parameters(child))
+        ]
+        self._before: tuple[list[Tensor | None], list[int]] = ([], [])
         self._values: dict[str, Tensor] = {}
         self._extra: dict[str, str] = {}
         self._batches = 0
@@ -60,21 +64,20 @@ class BufferWatch(StepObserver):
 
     def start(self) -> None:
         """Note the state of all of them: a batch is yielded."""
-        tensors = self._tensors()
-        self._before = {name: (tensor, version(tensor)) for name, tensor in tensors.items()}
+        self._before = self._now()
         self._values = {}
-        kept = {name: tensor for name, tensor in tensors.items() if id(tensor) not in self._trainable}
-        if kept and self._is_due(sum(tensor.numel() for tensor in kept.values())):
-            self._values = {name: _content(tensor) for name, tensor in kept.items()}
+        if any(tensor is not None and id(tensor) not in self._trainable for tensor in self._before[0]):
+            kept = {n: tensor for n, tensor in self._tensors().items() if id(tensor) not in self._trainable}
+            if self._is_due(sum(tensor.numel() for tensor in kept.values())):
+                self._values = {name: _content(tensor) for name, tensor in kept.items()}
         self._extra = self._extra_states()
 
     def check(self, *, empty: bool) -> None:
         """Refuse the batch if anything has changed since it was yielded."""
-        now = self._tensors()
-        for name, tensor in now.items():
-            before, writes = self._before.get(name, (None, -1))
-            if before is not tensor or writes != version(tensor):
-                _refuse_write(name) if id(tensor) in self._trainable else _refuse(name)
+        (tensors, writes), (before, writes_before) = self._now(), self._before
+        if writes != writes_before or not all(map(is_, tensors, before)):
+            self._refuse_what_changed()
+        now = self._tensors() if self._values else {}
         for name, value in self._values.items():
             if not _same(_content(now[name]), value):
                 _refuse(name)
@@ -82,6 +85,20 @@ class BufferWatch(StepObserver):
             if digest != self._extra[name]:
                 _refuse(_join(name, "get_extra_state()"))
         self._batches += not empty
+
+    def _now(self) -> tuple[list[Tensor | None], list[int]]:
+        """Return all tensors, and how often each was written to, in little time."""
+        tensors = [tensor for held in self._held for tensor in held.values()]
+        return tensors, [-1 if tensor is None else version(tensor) for tensor in tensors]
+
+    def _refuse_what_changed(self) -> None:
+        writes = {id(tensor): count for tensor, count in zip(*self._before, strict=True)}
+        names = self._tensors()
+        changed = [name for name, tensor in names.items() if writes.get(id(tensor)) != version(tensor)]
+        name = next(
+            iter(changed or names), "a buffer"
+        )  # none has changed where one is gone, or two changed places
+        _refuse_write(name) if id(names.get(name)) in self._trainable else _refuse(name)
 
     def _is_due(self, numbers: int) -> bool:
         """Tell whether values are compared at this batch, and not only torch's counts of changes."""
