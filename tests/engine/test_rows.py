@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from pdpsgd.engine.noising import Recording, WithoutNoise, released_by
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.engine.release import Recording, WithoutNoise, released_by
 from tests.engine.conftest import Rows, make_data, make_plan
 
 PEOPLE = 40

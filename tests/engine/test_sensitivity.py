@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pdpsgd.engine.noising import Recording, WithoutNoise, released_by
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.engine.release import Recording, WithoutNoise, released_by
 from tests.engine.conftest import budgets_of, make_plan
 
 CLASSES = 3

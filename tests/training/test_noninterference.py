@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.cli import app
-from pdpsgd.engine.release import Injecting, Recording, released_by
+from pdpsgd.engine.noising import Injecting, Recording, released_by
 from pdpsgd.planning.plans import Plan
 from pdpsgd.sampling.sampler import PoissonSampler
 from pdpsgd.sampling.source import RandomSource

@@ -156,7 +156,7 @@ class Budgets:
         Raises:
             PdpsgdError: a value is missing, no number or no budget; the message names the file and the row.
         """
-        from pdpsgd.budgets.tables import read_columns
+        from pdpsgd.budgets.readers import read_columns
 
         wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
         columns, source = read_columns(table, wanted)

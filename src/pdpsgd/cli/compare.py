@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.option_parameters import Only, with_options
 from pdpsgd.cli.shared import option
-from pdpsgd.cli.signatures import Only, with_options
 from pdpsgd.cli.training_options import (
     CommandOptions,
     DataOptions,

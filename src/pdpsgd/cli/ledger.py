@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.shared import BudgetOptions, HistoryOptions
-from pdpsgd.cli.signatures import with_options
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.shared import PEOPLE, BudgetOptions, HistoryOptions, LedgerOptions, option, parse_tiers
-from pdpsgd.cli.signatures import with_options
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.training.options import OUTPUT, PlanOptions
 from pdpsgd.training.options import option as option_field

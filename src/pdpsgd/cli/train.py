@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.shared import HistoryOptions, option
-from pdpsgd.cli.signatures import with_options
 from pdpsgd.cli.training_options import (
     CommandOptions,
     DataOptions,

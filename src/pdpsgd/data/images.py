@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.budgets.tables import read_columns
+from pdpsgd.budgets.readers import read_columns
 from pdpsgd.errors import check_positive, fail
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from typing import Any
 
 import narwhals as nw
 
-from pdpsgd.budgets.tables import open_table
+from pdpsgd.budgets.readers import open_table
 from pdpsgd.errors import check_one_of, fail
 
 if sys.version_info >= (3, 11):

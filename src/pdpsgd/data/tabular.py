@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.budgets.tables import Frame, Source, open_table
+from pdpsgd.budgets.readers import Frame, Source, open_table
 from pdpsgd.data.schema import (
     NOT_PRIVATE,
     Categorical,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pdpsgd.engine._torch import share_step_hooks
 from pdpsgd.engine.earlier_training import count_step
-from pdpsgd.engine.release import Noise, NoisedSums, dequantized
+from pdpsgd.engine.noising import Noise, NoisedSums, dequantized
 from pdpsgd.errors import fail
 from pdpsgd.sampling.noise import quantize
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pdpsgd.engine.batches import PhysicalBatch
     from pdpsgd.engine.distributed import Ranks
     from pdpsgd.engine.execution import Execution
+    from pdpsgd.engine.noising import Release
     from pdpsgd.engine.observers import Observers
-    from pdpsgd.engine.release import Release
     from pdpsgd.gradients.clipping import ClippedGradients
 
 

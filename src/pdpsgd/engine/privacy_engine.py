@@ -34,10 +34,10 @@ from pdpsgd.engine.execution import Execution
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, fingerprint_data
 from pdpsgd.engine.journal import JournalKeeper
 from pdpsgd.engine.loader import PrivateLoader
+from pdpsgd.engine.noising import current_release
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.records import match_records, records_of
-from pdpsgd.engine.release import current_release
 from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
 from pdpsgd.errors import check_one_of, fail

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pdpsgd.engine._torch import keep_version
 from pdpsgd.engine.batches import RandomStates, call, has_rows, map_tensors, tensors
-from pdpsgd.engine.checks.leaving import Leaving, altered, same_values
+from pdpsgd.engine.checks.escaping_values import Leaving, altered, same_values
 from pdpsgd.engine.checks.rows import differing_rows, pick, sorted_rows
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.gradients.clipping import ClippedGradients

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pdpsgd.engine.batches import has_rows, tensors
-from pdpsgd.engine.checks.leaving import leaves_torch
+from pdpsgd.engine.checks.escaping_values import leaves_torch
 
 MOST_CALLS = 2000
 MOST_NUMBERS = 10_000
