@@ -6,12 +6,15 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.cli import app
 from pdpsgd.data.people import hold_out, load_people
 from pdpsgd.errors import PdpsgdError
 
@@ -79,6 +82,21 @@ def test_a_command_that_leaves_people_without_a_promise_wants_agreement(
     assert "Expected --yes" in said(refused)
     assert "nothing is promised to them" in said(refused)
     assert not Path("runs").exists(), "nothing was trained"
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2), ("", 2)])
+def test_at_a_terminal_it_is_asked_and_only_yes_goes_on(
+    monkeypatch: pytest.MonkeyPatch, people: Path, tmp_path: Path, answer: str, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("pdpsgd.cli.training_options.sys", terminal)
+    share = ("--delta-column", "delta", "--test-share", "0.25", *SMALL, "--run-folder", "run")
+    arguments = [str(each) for each in ("train", people, *TABLE, *share)]
+    result = CliRunner().invoke(app, arguments, input=f"{answer}\n")
+    assert result.exit_code == code, result.output
+    assert "nothing is promised to them" in said(result)
+    assert Path("run").exists() == (code == 0)
 
 
 def test_a_command_that_leaves_nobody_without_a_promise_asks_nothing(
