@@ -454,3 +454,12 @@ def test_a_transformer_with_parameters_of_its_own_trains_and_is_evaluated_in_bet
             run.module(inputs)
         run.module.train()
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_model_left_in_evaluation_mode_is_named_as_the_reason(private):
+    run = private(module=nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.1), nn.Linear(8, 3)))
+    batches = iter(run.loader)
+    run.step(*next(batches))
+    run.module.eval()
+    with pytest.raises(PdpsgdError, match="evaluation mode"):
+        run.step(*next(batches))

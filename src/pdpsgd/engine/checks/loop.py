@@ -291,6 +291,8 @@ class LossCheck:
         if result.numel() != 1 or not result.requires_grad:
             raise CannotTellError("its last operation does not give the loss")
         trained = [leaf for leaf in outputs if leaf.requires_grad]
+        if not trained:
+            raise CannotTellError("no output of the model has a gradient")
         found = torch.autograd.grad(result.reshape(()), trained, allow_unused=True)
         by_leaf = {
             id(leaf): torch.zeros_like(leaf) if part is None else part
