@@ -159,7 +159,7 @@ clipped.clipped_sum(torch.full((4,), 1e9), loss_reduction="sum")
 sums = {name: clipped.sums[parameter].clone() for name, parameter in model.named_parameters()}
 clipped.remove()
 model(x).sum().backward()
-print(all(torch.allclose(sums[n], p.grad, rtol=1e-2, atol=1e-3) for n, p in model.named_parameters()))
+print(all(torch.allclose(sums[n], p.grad.double(), rtol=1e-2, atol=1e-3) for n, p in model.named_parameters()))
 """
 
 
