@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
+
+LONGEST = 160
+"""Characters of a value that an error message quotes."""
 
 
 class PdpsgdError(ValueError):
@@ -22,6 +25,20 @@ class PromiseBroken(PdpsgdError):
 def fail(message: str) -> NoReturn:
     """Raise the project's error, also at the end of an expression."""
     raise PdpsgdError(message)
+
+
+def shown(value: Any) -> str:
+    """Write a value for an error message; a long one is cut off.
+
+    >>> shown([1, "a"]), shown("x" * 1000)[:12], shown(10**5000)
+    ("[1, 'a']", "'xxxxxxxxxxx", 'a number of about 5,000 digits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python prints
+        digits = int(abs(value).bit_length() * math.log10(2)) if isinstance(value, int) else 0
+        return f"a number of about {round(digits, -2):,} digits" if digits else f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
 
 
 def warn(message: str) -> None:
@@ -45,19 +62,27 @@ def check_positive(**values: float) -> None:
     pdpsgd.errors.PdpsgdError: Expected steps > 0 and finite. Got steps=0.
     """
     for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            fail(f"Expected {name} > 0 and finite. Got {name}={value!r}.")
+        if not (_is_finite(value) and value > 0):
+            fail(f"Expected {name} > 0 and finite. Got {name}={shown(value)}.")
 
 
 def check_probability(**values: float) -> None:
     """Check that each keyword's value lies in [0, 1]."""
     for name, value in values.items():
-        if not 0 <= value <= 1:
-            fail(f"Expected 0 <= {name} <= 1. Got {name}={value!r}.")
+        if not (_is_finite(value) and 0 <= value <= 1):
+            fail(f"Expected 0 <= {name} <= 1. Got {name}={shown(value)}.")
 
 
 def check_one_of(choices: tuple[str, ...], **values: str) -> None:
     """Check that each keyword's value is one of the choices."""
     for name, value in values.items():
         if value not in choices:
-            fail(f"Expected {name} to be one of {', '.join(map(repr, choices))}. Got {name}={value!r}.")
+            fail(f"Expected {name} to be one of {', '.join(map(repr, choices))}. Got {name}={shown(value)}.")
+
+
+def _is_finite(value: Any) -> bool:
+    """Tell whether a value is a number that fits in double precision."""
+    try:
+        return math.isfinite(value)
+    except (OverflowError, TypeError, ValueError):
+        return False

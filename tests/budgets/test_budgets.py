@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from decimal import Decimal
 
 import numpy as np
@@ -206,6 +207,14 @@ def test_csv_and_parquet_files_are_read(tmp_path, suffix: str) -> None:
             "Expected a number in column 'epsilon' of people.csv, row 2. Got 'much'",
         ),
         ("person,eps\na,1\n", "Expected a column 'epsilon' in people.csv. Its columns are 'person', 'eps'"),
+        ("person,Epsilon\na,1\n", "Is it 'Epsilon'?"),
+        ("person,epsilon\n", "Expected at least one row in people.csv"),
+        ("", "Got an empty file"),
+        (
+            "person,epsilon\na,1\nb,-2\nc,\nd,much\ne,0\nf,inf\n",
+            "Expected a number >= 0 (0: this person's record is never used) in column 'epsilon' of people.csv. Got "
+            "something else in 4 of 6 rows: row 3: '-2', row 4: missing, row 5: 'much', row 7: 'inf'.",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_with_file_and_row(tmp_path, text: str, message: str) -> None:
@@ -214,6 +223,36 @@ def test_a_bad_file_is_refused_with_file_and_row(tmp_path, text: str, message: s
     with pytest.raises(PdpsgdError) as caught:
         Budgets.from_table(path, id_column="person")
     assert message in str(caught.value)
+
+
+def test_many_bad_rows_are_counted_and_the_first_of_them_listed(tmp_path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("epsilon,delta\n" + "1,2\n" * 30 + "1,0\n" * 70)
+    with pytest.raises(
+        PdpsgdError, match=r"0 <= delta < 1 in column 'delta' .* 30 of 100 rows: .* and 22 more"
+    ):
+        Budgets.from_table(path, delta_column="delta")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(gzip.compress(b"epsilon\n1\n"), "a gzip file"), ("epsilon\n1\n".encode("utf-16"), "UTF-16 text")],
+)
+def test_a_table_of_another_kind_is_named(tmp_path, content: bytes, kind: str) -> None:
+    for name in ("people.csv", "people.parquet"):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(PdpsgdError, match=rf"people.csv'. Got {kind}"):
+        Budgets.from_table(tmp_path / "people.csv")
+    with pytest.raises(PdpsgdError, match="Expected a Parquet file"):
+        Budgets.from_table(tmp_path / "people.parquet")
+
+
+def test_numbers_of_more_than_64_bits_are_numbers(tmp_path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("person,epsilon\n1,1\n99999999999999999999,99999999999999999999\n")
+    budgets = Budgets.from_table(path, id_column="person")
+    assert budgets.epsilon.tolist() == [1.0, 1e20]
+    assert budgets.ids.tolist() == [1, 99999999999999999999]
 
 
 def test_a_missing_file_and_an_unknown_kind_of_file_are_refused(tmp_path) -> None:

@@ -170,7 +170,7 @@ def test_a_damaged_run_is_refused(run_folder: Path, tmp_path: Path) -> None:
     plan_text = json.loads((damaged / "public" / "plan.json").read_text())
     del plan_text["levels"]
     (damaged / "public" / "plan.json").write_text(json.dumps(plan_text))
-    with pytest.raises(PdpsgdError, match="Expected the files of a run"):
+    with pytest.raises(PdpsgdError, match=r"plan.json: Expected a list .levels. in the plan"):
         write_run_report(damaged)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from pdpsgd.audit.auditing import AuditTarget
 from pdpsgd.data.benchmarks.loading import load
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import fail
 from pdpsgd.models.networks import by_name, default_network
 from pdpsgd.planning.plans import Plan
 from pdpsgd.training.presets import preset as find_preset
@@ -28,7 +28,7 @@ def plan_and_settings(path: str | os.PathLike[str]) -> tuple[Plan, dict[str, Any
     """Read the plan in a file, or the plan and settings of a run folder."""
     place = Path(path)
     if not place.is_dir():
-        return _read_plan(place), {}
+        return Plan.read(place), {}
     folder = RunFolder(place)
     return folder.read_plan(), folder.read_settings()
 
@@ -83,15 +83,6 @@ def target_of(
 def named_in(settings: Mapping[str, Any], *keys: str) -> Any:
     """Return the first of these settings that is there."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
-
-
-def _read_plan(path: Path) -> Plan:
-    try:
-        return Plan.from_json(path.read_text())
-    except OSError as error:
-        fail(f"Expected a plan file or a run folder. Got {str(path)!r}: {error.strerror}.")
-    except PdpsgdError as error:
-        fail(f"{path}: {error}")
 
 
 def _levels(plan: Plan, run_folder: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:

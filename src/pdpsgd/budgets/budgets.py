@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, KeysView, Mapping, ValuesView
 from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -13,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd._typing import FloatArray, IdArray
-from pdpsgd.errors import check_positive, fail
+from pdpsgd.errors import check_positive, fail, shown
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -159,7 +161,8 @@ class Budgets:
         from pdpsgd.budgets.readers import read_columns
 
         wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
-        columns, source = read_columns(table, wanted)
+        numbers = [name for name in (epsilon_column, delta_column) if name is not None]
+        columns, source = read_columns(table, wanted, check=partial(_check_rows, numbers, allow_infinite))
         for name in (epsilon_column, delta_column):
             where = None if name is None else _first_non_number(columns[name])
             if name is not None and where is not None:
@@ -279,6 +282,47 @@ def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> F
         fail(f"Expected {name} to be numbers that fit in double precision. Got {values!r}.")
 
 
+def _check_rows(names: Iterable[str], allow_infinite: bool, frame: Any, source: Any) -> None:
+    """Refuse all rows of a table together that hold no budget, where several do."""
+    for place, name in enumerate(names):
+        series = frame[name]
+        missing = series.is_null().to_numpy()
+        bad = missing | ~_are_budgets(series, 1.0 if place else math.inf, allow_infinite)
+        found = np.flatnonzero(bad).tolist()
+        if len(found) < 2 or (len(found) == len(series) and not missing.any()):
+            continue  # one has a sentence of its own, and so has a column of another kind
+        rows = (
+            f"row {i + source.first_row}: {'missing' if missing[i] else shown(series[i])}" for i in found[:8]
+        )
+        listed = ", ".join(rows)
+        more = f" and {len(found) - 8:,} more" if len(found) > 8 else ""
+        range_ = "0 <= delta < 1" if place else "a number >= 0 (0: this person's record is never used)"
+        fail(
+            f"Expected {range_} in column {name!r} of {source.name}. Got something else in {len(found):,} of "
+            f"{len(series):,} rows: {listed}{more}."
+        )
+
+
+def _are_budgets(series: Any, most: float, allow_infinite: bool) -> npt.NDArray[np.bool_]:
+    """Tell of each row whether it holds a number from 0 up to, but without, `most`."""
+    from pdpsgd.budgets.readers import as_array
+
+    if series.dtype.is_numeric() and not series.dtype.is_decimal():
+        values = np.asarray(as_array(series), dtype=np.float64)
+    else:
+        values = np.array([_number_or_nan(value) for value in series.to_list()], dtype=np.float64)
+    return ((values >= 0) & (values < most)) | (allow_infinite and most == math.inf) & (values == math.inf)
+
+
+def _number_or_nan(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal, str)):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
 def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
     """The values as an array; what is masked is missing."""
     if isinstance(values, np.ma.MaskedArray):
@@ -363,7 +407,11 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
         if kinds not in ({str}, {int}):
             _fail_mixed(kind.__name__ for kind in kinds)
     # polars hashes ten million ids in a second, of any type; numpy would have to sort them.
-    repeated = polars.Series("id", ids.tolist() if ids.dtype.kind == "O" else ids).is_duplicated().to_numpy()
+    repeated = (
+        polars.Series("id", list(map(str, ids.tolist())) if ids.dtype.kind == "O" else ids)
+        .is_duplicated()
+        .to_numpy()
+    )
     if repeated.any():
         first, second = np.flatnonzero(repeated & (ids == ids[repeated.argmax()]))[:2]
         fail(

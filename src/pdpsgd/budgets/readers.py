@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd.budgets.files import first_bytes, kind_of
 from pdpsgd.errors import PdpsgdError, fail
 
 Frame = nw.DataFrame[Any]
+
+KINDS = (".csv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -41,39 +45,102 @@ def open_table(table: Any) -> tuple[Frame, Source]:
                 f"Expected a pandas or polars frame, or a path to a .csv or .parquet file. Got {type(table).__name__}."
             )
     path = Path(table)
-    if not path.is_file():
+    suffix = path.suffix.lower()
+    if suffix not in KINDS:
+        fail(f"Expected a file that ends in .csv or .parquet. Got {str(path)!r}.")
+    if not _is_file(path):
         fail(f"Expected a .csv or .parquet file at {str(path)!r}. There is no such file.")
+    frame = _read_csv(path) if suffix == ".csv" else _read_parquet(path)
+    return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2 if suffix == ".csv" else 0)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a null character in it
+        return False
+
+
+def _read_csv(path: Path) -> Any:
+    start = first_bytes(path, "a table (CSV)")
+    if not start.strip():
+        fail(f"Expected a table (CSV) with a line of column names at {str(path)!r}. Got an empty file.")
+    kind = kind_of(start)
+    if kind is not None:
+        remedy = (
+            "Save it as CSV in UTF-8." if "text" in kind else "Unpack it, or give it the ending of its kind."
+        )
+        fail(f"Expected a table (CSV, in UTF-8) at {str(path)!r}. Got {kind}. {remedy}")
     import polars
 
-    suffix = path.suffix.lower()
+    # All rows are looked at for a column's type: a late odd value makes text, not an error.
+    return _read(polars.read_csv, path, "a table (CSV, in UTF-8)", infer_schema_length=None)
+
+
+def _read_parquet(path: Path) -> Any:
+    if not first_bytes(path, "a Parquet file").startswith(b"PAR1"):
+        fail(f"Expected a Parquet file at {str(path)!r}. Got something else: it does not begin with PAR1.")
+    import polars
+
+    return _read(polars.read_parquet, path, "a Parquet file", glob=False)
+
+
+def _read(reader: Callable[..., Any], path: Path, what: str, **options: Any) -> Any:
+    import polars
+
     try:
-        if suffix == ".csv":
-            frame = polars.read_csv(
-                path, infer_schema_length=None
-            )  # a late odd value makes text, not an error
-            return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2)
-        if suffix in (".parquet", ".pq"):
-            return nw.from_native(polars.read_parquet(path), eager_only=True), Source(path.name)
-    except polars.exceptions.PolarsError as error:
-        raise PdpsgdError(
-            f"Cannot read {str(path)!r} as {suffix[1:]}: {str(error).splitlines()[0]}"
-        ) from error
-    fail(f"Expected a file that ends in .csv or .parquet. Got {str(path)!r}.")
+        return reader(path, **options)
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise PdpsgdError(f"Expected {what} at {str(path)!r}. It cannot be read: {reason[0]}") from error
 
 
-def read_columns(table: Any, names: Sequence[str]) -> tuple[dict[str, npt.NDArray[Any]], Source]:
-    """Return the named columns of a table as numpy arrays; a missing value is refused with its row."""
+def read_columns(
+    table: Any, names: Sequence[str], *, check: Callable[[Frame, Source], None] | None = None
+) -> tuple[dict[str, npt.NDArray[Any]], Source]:
+    """Return the named columns of a table as numpy arrays; a missing value is refused with its row.
+
+    Args:
+        table: A frame, or the path of a file.
+        names: The columns.
+        check: Called with the table before values are looked at; it may refuse.
+
+    Returns:
+        The columns by name, and where they are from.
+
+    Raises:
+        PdpsgdError: A column or a value is missing.
+    """
     frame, source = open_table(table)
-    columns = {}
     for name in names:
         if name not in frame.columns:
-            fail(
-                f"Expected a column {name!r} in {source.name}. Its columns are {', '.join(map(repr, frame.columns))}."
-            )
+            close = get_close_matches(name.lower(), [known.lower() for known in frame.columns], n=1)
+            meant = [known for known in frame.columns if known.lower() in close]
+            hint = f" Is it {meant[0]!r}?" if meant else ""
+            fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.{hint}")
+    if not len(frame):
+        fail(f"Expected at least one row in {source.name}. Got none below the names of the columns.")
+    if check is not None:
+        check(frame, source)
+    columns = {}
+    for name in names:
         series = frame[name]
         missing = series.is_null()
         if missing.any():
             where = int(np.flatnonzero(missing.to_numpy())[0])
             fail(f"Expected a value in column {name!r} of {source.row(where)}. It is missing.")
-        columns[name] = series.to_numpy()
+        columns[name] = as_array(series)
     return columns, source
+
+
+def as_array(series: nw.Series[Any]) -> npt.NDArray[Any]:
+    """Return a column as an array; whole numbers of more than 64 bits, which numpy has no type for, as objects."""
+    if str(series.dtype) in ("Int128", "UInt128"):
+        return np.array(series.to_list(), dtype=object)
+    return series.to_numpy()
+
+
+def column_names(frame: Frame) -> str:
+    """Name the columns of a table for an error message; not more than twenty."""
+    known = ", ".join(map(repr, frame.columns[:20]))
+    return known if len(frame.columns) <= 20 else f"{known} and {len(frame.columns) - 20} more"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from pdpsgd.budgets.files import parse_toml, read_text
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.training.options import OUTPUT, PLAN, Options
 from pdpsgd.training.options import option as option_field
@@ -36,18 +37,7 @@ def _read_config(ctx: Any, value: Path | None) -> Path | None:
     """Take defaults from a TOML file: what stands on the command line still comes first."""
     if value is None or ctx.resilient_parsing:
         return value
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        content = tomllib.loads(value.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        fail(
-            f"Expected a settings file (TOML) at {str(value)!r}. {getattr(error, 'strerror', None) or error}."
-        )
-    except tomllib.TOMLDecodeError as error:
-        fail(f"Expected TOML in {str(value)!r}. {error}.")
+    content = parse_toml(read_text(value, "a settings file (TOML)"), repr(str(value)))
     known = {
         name.lstrip("-").replace("-", "_"): parameter.name
         for parameter in ctx.command.params
@@ -337,14 +327,7 @@ def read_plan(file: Path, *, verify: bool = False) -> Plan:
     """Read a plan from a JSON file; errors name it."""
     from pdpsgd.planning.plans import Plan
 
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"Expected a plan (JSON) at {str(file)!r}. {getattr(error, 'strerror', None) or error}.")
-    try:
-        return Plan.from_json(text, verify=verify)
-    except PdpsgdError as error:
-        raise type(error)(f"{file}: {error}") from error
+    return Plan.read(file, verify=verify)
 
 
 def find_function(name: str) -> Callable[..., Any]:

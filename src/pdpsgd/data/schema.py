@@ -30,7 +30,6 @@ import decimal
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,13 +37,9 @@ from typing import Any
 
 import narwhals as nw
 
+from pdpsgd.budgets.files import parse_toml, read_text
 from pdpsgd.budgets.readers import open_table
 from pdpsgd.errors import check_one_of, fail
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 KINDS = ("numeric", "categorical", "ignored")
 MOST_CATEGORIES = 50  # a text column with more distinct values is drafted as ignored: free text, or an id
@@ -118,10 +113,7 @@ class Schema:
     @classmethod
     def from_toml(cls, text: str, *, source: str = "the schema") -> Schema:
         """Read a schema from TOML; errors name the place."""
-        try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            fail(f"Expected TOML in {source}. {error}.")
+        content = parse_toml(text, source)
         _check_keys(content, {"label": str, "classes": list}, {"id_column": str, "confirmed": bool}, source)
         columns = content.get("columns", {})
         if not isinstance(columns, dict):
@@ -137,11 +129,7 @@ class Schema:
     @classmethod
     def read(cls, path: str | Path) -> Schema:
         """Read a schema from a TOML file."""
-        try:
-            return cls.from_toml(Path(path).read_text(encoding="utf-8"), source=str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            fail(f"Expected a schema (a TOML file) at {str(path)!r}. {reason}.")
+        return cls.from_toml(read_text(path, "a schema (TOML)"), source=str(path))
 
 
 def draft_schema(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from pdpsgd.accounting.history import Exposure
 from pdpsgd.accounting.registry import ACCOUNTANTS
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.budgets.files import mapping, number, parse_json, whole
+from pdpsgd.budgets.files import text as text_of
+from pdpsgd.errors import check_one_of, fail, shown
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.rounds import Level, Round
 
@@ -87,16 +89,9 @@ def read(text: str) -> dict[str, Any]:
     Raises:
         PdpsgdError: something is missing, of the wrong type, or inconsistent; the message says where.
     """
-    try:
-        document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
-    except json.JSONDecodeError as error:
-        fail(f"Expected a plan as JSON. This is not JSON: {error}.")
-    except RecursionError:
-        fail("Expected a plan as JSON. Got objects nested too deeply to be one.")
-    if not isinstance(document, dict):
-        fail(f"Expected a plan as a JSON object. Got {type(document).__name__}.")
+    document = mapping("a plan", parse_json(text, "JSON", "a plan"))
     if document.get("version") is True or document.get("version") != VERSION:
-        fail(f"Expected a plan of version {VERSION}. Got version {document.get('version')!r}.")
+        fail(f"Expected a plan of version {VERSION}. Got version {shown(document.get('version'))}.")
     check_one_of(ACCOUNTANTS, accountant=_text("accountant", document))
     levels = tuple(_read_level(f"levels[{i}]", level) for i, level in enumerate(_list("levels", document)))
     rounds = tuple(_read_round(f"rounds[{i}]", r) for i, r in enumerate(_list("rounds", document)))
@@ -107,8 +102,10 @@ def read(text: str) -> dict[str, Any]:
         "accountant": _text("accountant", document),
         "bookkeeping": _text("bookkeeping", document),
         "neighbours": _text("neighbours", document),
-        "max_grad_norm": _number("max_grad_norm", document.get("max_grad_norm")),
-        "notes": tuple(str(note) for note in document.get("notes", ())),
+        "max_grad_norm": number("max_grad_norm", document.get("max_grad_norm")),
+        "notes": tuple(
+            text_of(f"notes[{i}]", note) for i, note in enumerate(_list("notes", document, default=()))
+        ),
         "not_for_release": _read_mark(document),
         "history_fixed": document.get("history_fixed") is True,
         "roster": _read_roster(document, len(levels)),
@@ -152,42 +149,44 @@ def _round(r: Round) -> dict[str, Any]:
 
 
 def _read_level(place: str, level: Any) -> Level:
-    _object(place, level)
+    mapping(place, level)
     proven = level.get("proven_epsilon")
     history = tuple(
         _read_exposure(f"{place}.history[{i}]", entry)
         for i, entry in enumerate(_list("history", level, place) if "history" in level else ())
     )
     return Level(
-        epsilon=_number(f"{place}.epsilon", level.get("epsilon")),
-        delta=_number(f"{place}.delta", level.get("delta")),
-        people=_whole(f"{place}.people", level.get("people")),
-        proven_epsilon=None if proven is None else _number(f"{place}.proven_epsilon", proven),
+        epsilon=number(f"{place}.epsilon", level.get("epsilon")),
+        delta=number(f"{place}.delta", level.get("delta")),
+        people=whole(f"{place}.people", level.get("people")),
+        proven_epsilon=None if proven is None else number(f"{place}.proven_epsilon", proven),
         history=history,
     )
 
 
 def _read_exposure(place: str, entry: Any) -> Exposure:
     if not isinstance(entry, list) or len(entry) != 4:
-        fail(f"Expected {place} to be [participation, sample rate, noise multiplier, steps]. Got {entry!r}.")
-    pi, q, sigma = (_number(place, value) for value in entry[:3])
+        fail(
+            f"Expected {place} to be [participation, sample rate, noise multiplier, steps]. Got {shown(entry)}."
+        )
+    pi, q, sigma = (number(place, value) for value in entry[:3])
     if not (0 <= pi <= 1 and 0 <= q <= 1 and 0 < sigma < math.inf):
-        fail(f"Expected participation and rate in [0, 1] and noise > 0 in {place}. Got {entry!r}.")
-    return Exposure(pi, q, sigma, _whole(place, entry[3]))
+        fail(f"Expected participation and rate in [0, 1] and noise > 0 in {place}. Got {shown(entry)}.")
+    return Exposure(pi, q, sigma, whole(place, entry[3]))
 
 
 def _read_round(place: str, r: Any) -> Round:
-    _object(place, r)
+    mapping(place, r)
     rates = {
-        name: tuple(_number(f"{place}.{name}[{i}]", value) for i, value in enumerate(_list(name, r, place)))
+        name: tuple(number(f"{place}.{name}[{i}]", value) for i, value in enumerate(_list(name, r, place)))
         for name in ("participation", "sample_rates", "clip_scales")
     }
     threshold = r.get("threshold")
     return Round(
-        steps=_whole(f"{place}.steps", r.get("steps")),
-        noise_multiplier=_number(f"{place}.noise_multiplier", r.get("noise_multiplier")),
-        expected_batch_size=_number(f"{place}.expected_batch_size", r.get("expected_batch_size")),
-        threshold=None if threshold is None else _number(f"{place}.threshold", threshold),
+        steps=whole(f"{place}.steps", r.get("steps")),
+        noise_multiplier=number(f"{place}.noise_multiplier", r.get("noise_multiplier")),
+        expected_batch_size=number(f"{place}.expected_batch_size", r.get("expected_batch_size")),
+        threshold=None if threshold is None else number(f"{place}.threshold", threshold),
         fresh_model=bool(r.get("fresh_model", False)),
         **rates,
     )
@@ -197,9 +196,12 @@ def _read_roster(document: dict[str, Any], levels: int) -> Roster | None:
     people = document.get("people")
     if people is None:
         return None
-    _object("people", people)
-    ids, level = np.array(_list("ids", people, "people")), _list("levels", people, "people")
-    places = np.array([_whole(f"people.levels[{i}]", value) for i, value in enumerate(level)], dtype=np.int64)
+    mapping("people", people)
+    names, level = _list("ids", people, "people"), _list("levels", people, "people")
+    if set(map(type, names)) not in ({str}, {int}, {float}, set()):
+        fail(f"Expected people.ids to be all whole numbers or all text. Got {shown(names)}.")
+    ids = np.array(names)
+    places = np.array([whole(f"people.levels[{i}]", value) for i, value in enumerate(level)], dtype=np.int64)
     if ids.shape != places.shape or (places.size and places.max() >= levels):
         fail(
             f"Expected people.levels to give one of the {levels} levels for each of the {ids.size} people.ids."
@@ -213,7 +215,7 @@ def _read_people_digest(document: dict[str, Any]) -> str | None:
     if stated is None:
         return None
     if not isinstance(stated, str) or not stated.startswith(("ids:", "places:")):
-        fail(f"Expected people_digest to begin with 'ids:' or 'places:'. Got {stated!r}.")
+        fail(f"Expected people_digest to begin with 'ids:' or 'places:'. Got {shown(stated)}.")
     return stated
 
 
@@ -221,51 +223,15 @@ def _finite_or_text(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
 
 
-def _object(place: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        fail(f"Expected {place} to be an object. Got {value!r}.")
-
-
-def _list(name: str, document: dict[str, Any], place: str = "the plan") -> list[Any]:
-    value = document.get(name)
+def _list(name: str, document: dict[str, Any], place: str = "the plan", *, default: Any = None) -> list[Any]:
+    value = list(default) if default is not None and name not in document else document.get(name)
     if not isinstance(value, list):
-        fail(f"Expected a list {name!r} in {place}. Got {value!r}.")
+        fail(f"Expected a list {name!r} in {place}. Got {shown(value)}.")
     return value
 
 
 def _text(name: str, document: dict[str, Any]) -> str:
     value = document.get(name)
     if not isinstance(value, str):
-        fail(f"Expected a text {name!r} in the plan. Got {value!r}.")
+        fail(f"Expected a text {name!r} in the plan. Got {shown(value)}.")
     return value
-
-
-def _number(place: str, value: Any) -> float:
-    if value == "inf":
-        return math.inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        fail(f"Expected {place} to be a number. Got {value!r}.")
-    try:
-        return float(value)
-    except OverflowError:
-        fail(
-            f"Expected {place} to be a number that fits in double precision. Got one of {len(str(value))} digits."
-        )
-
-
-def _whole(place: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        fail(f"Expected {place} to be a whole number of at least 0. Got {value!r}.")
-    return value
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        fail(f"Expected each key once. Got {twice!r} twice: which of the two is meant cannot be known.")
-    return document
-
-
-def _no_constant(name: str) -> NoReturn:
-    fail(f'Expected finite numbers, or "inf" where no protection was asked. Got {name}.')

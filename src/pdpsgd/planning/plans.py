@@ -8,6 +8,7 @@ allows, and public settings). Training executes it; anyone can read it as JSON a
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ import numpy as np
 from pdpsgd._typing import IntArray
 from pdpsgd.accounting.history import History
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import check_one_of, check_positive, fail, warn
+from pdpsgd.budgets.files import LARGE, read_text
+from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
 from pdpsgd.planning.levels import Roster, assign, match_ids, people_digest
 from pdpsgd.planning.rounds import Level, Round, check_level, check_round
 
@@ -216,6 +218,15 @@ class Plan:
         if verify and plan.not_for_release is None:
             plan.verify()
         return plan
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Plan:
+        """Read a plan from a JSON file as `from_json` does; errors name the file."""
+        text = read_text(path, "a plan (JSON)", most=LARGE)
+        try:
+            return cls.from_json(text, verify=verify)
+        except PdpsgdError as error:
+            raise type(error)(f"{path}: {error}") from error
 
     def table(self) -> str:
         """Show promised, proven, used, sampling rate and number of people per level, as text."""

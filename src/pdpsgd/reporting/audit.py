@@ -39,5 +39,5 @@ def audit_parts(audit: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"
+def _number(value: float | str | None) -> str:
+    return "none" if value is None else f"{float(value):.3g}"

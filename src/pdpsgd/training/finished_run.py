@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import fail
 from pdpsgd.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,14 +41,11 @@ def read_run(folder: str | Path) -> Run:
     if not place.finished:
         state = "a run that has not ended: continue it with --resume" if place.begun else "no run"
         fail(f"Expected a finished run in {str(root)!r}. There is {state}.")
-    try:
-        return Run(
-            name=root.resolve().name,
-            plan=place.read_plan(verify=False),
-            settings=place.read_settings(),
-            result=place.read_result(),
-            history=place.read_history(),
-            audit=place.read_audit(),
-        )
-    except (OSError, json.JSONDecodeError, PdpsgdError) as error:
-        fail(f"Expected the files of a run in {str(root)!r}. {error}")
+    return Run(
+        name=root.resolve().name,
+        plan=place.read_plan(verify=False),
+        settings=place.read_settings(),
+        result=place.read_result(),
+        history=place.read_history(),
+        audit=place.read_audit(),
+    )

@@ -38,7 +38,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.budgets.files import check_shape, parse_json, read_text
+from pdpsgd.errors import fail
+from pdpsgd.training.file_shapes import AUDIT, HISTORY, RESULT, SETTINGS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -233,27 +235,31 @@ class RunFolder:
         path = self._found("plan.json", *folders)
         if path is None:
             fail(f"Expected a run folder with a plan.json in it. Got {str(self.path)!r}, which has none.")
-        try:
-            return Plan.from_json(path.read_text(encoding="utf-8"), verify=verify)
-        except PdpsgdError as error:
-            raise type(error)(f"{path}: {error}") from error
+        return Plan.read(path, verify=verify)
 
     def read_settings(self) -> dict[str, Any]:
         """Read the options of the run that was begun here; none where they were not written."""
-        return self._read_json("settings.json") if (self.public / "settings.json").exists() else {}
+        return self._read_json("settings.json", SETTINGS) if (self.public / "settings.json").exists() else {}
 
     def read_result(self) -> dict[str, Any]:
         """Read the summary of a finished run."""
-        return self._read_json("result.json")
+        return self._read_json("result.json", RESULT)
 
     def read_audit(self) -> dict[str, Any] | None:
         """Read what an audit found, where there was one."""
-        return self._read_json("audit.json") if (self.public / "audit.json").exists() else None
+        return self._read_json("audit.json", AUDIT) if (self.public / "audit.json").exists() else None
 
     def read_history(self) -> list[dict[str, Any]]:
         """Read the public figures over the steps."""
         path = self.public / "history.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        records = []
+        for number, line in enumerate(read_text(path, "figures (a line of JSON each)").splitlines(), start=1):
+            record = parse_json(line, f"line {number} of {str(path)!r}", "an object")
+            check_shape(f"{path}, line {number}", record, HISTORY)
+            records.append(record)
+        return records
 
     @property
     def promises(self) -> Path | None:
@@ -270,12 +276,10 @@ class RunFolder:
     def _write_json(self, name: str, value: Mapping[str, Any], *, folder: str = PUBLIC) -> None:
         write_atomically(self.path / folder / name, json.dumps(to_jsonable(value), indent=1) + "\n")
 
-    def _read_json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str, shape: Any) -> dict[str, Any]:
         path = self.public / name
-        try:
-            read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
-            fail(f"Expected JSON in {str(path)!r}. {error}.")
+        read: dict[str, Any] = parse_json(read_text(path, "a JSON file"), repr(str(path)))
+        check_shape(str(path), read, shape)
         return read
 
 

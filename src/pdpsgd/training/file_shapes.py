@@ -1,0 +1,66 @@
+"""The shapes of the JSON files of a run folder, as far as their readers count on them.
+
+Versions differ in what they write beside it, and nothing is asked of that.
+"""
+
+from __future__ import annotations
+
+from pdpsgd.budgets.files import ANY, Each, OneOf, Optional, Range
+from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE
+
+_SHARE = Range(0, 1)
+_EPSILON = Range(0, infinite=True)
+_COUNTED = {"accuracy": _SHARE, "people": int}
+
+SETTINGS = {
+    "version": Optional(str),
+    "data": Optional(str),
+    "classes": Optional([str]),
+    "notes": Optional([str]),
+    "model": Optional(str),
+    "activation": Optional(str),
+    "preset": Optional(str),
+    "augment": Optional(str),
+    "learning_rate": Optional(Range(0)),
+    "max_physical_batch_size": Optional(Range(1, whole=True)),
+}
+RESULT = {
+    "verdict": Optional(
+        {
+            "outcome": OneOf((HOLDS, EXCEPT, NOT_FOR_RELEASE)),
+            "text": str,
+            "reasons": [{"sentence": str}],
+        }
+    ),
+    "evaluation": Optional(
+        {
+            "accuracy": Optional(_SHARE),
+            "people": int,
+            "by_tier": Optional(Each(_COUNTED)),
+            "by_class": Optional(Each(_COUNTED)),
+        }
+    ),
+    "parameters": Optional(int),
+    "seconds": Optional(Range(0)),
+    "versions": Optional(Each(str)),
+}
+HISTORY = {
+    "step": int,
+    "test_accuracy": Optional(_SHARE),
+    "by_tier": Optional(Each(Optional(_SHARE))),
+    "test_loss": ANY,
+}
+AUDIT = {
+    "passed": bool,
+    "alarms": [str],
+    "confidence": _SHARE,
+    "rows": [
+        {
+            "tier": str,
+            "promised": _EPSILON,
+            "proven": Optional(_EPSILON),
+            "measured": Optional(_EPSILON),
+            "attack": Optional(str),
+        }
+    ],
+}
