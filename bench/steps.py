@@ -130,7 +130,7 @@ def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         clipped.zero_sums()
         clipped.clipped_sum(clip_norms)
         for total in clipped.flat_sums:
-            total.add_(torch.randn_like(total)).div_(len(inputs))
+            total.add_(torch.randn_like(total, dtype=torch.float32)).div_(len(inputs))
         for parameter, total in clipped.sums.items():
             parameter.grad = total.to(parameter.dtype)
         optimizer.step()
