@@ -353,3 +353,23 @@ def test_infinite_budgets_have_a_level_of_their_own() -> None:
     levels, _ = make_levels(Budgets([1.0, np.inf, np.inf], allow_infinite=True))
     assert levels.epsilon.tolist() == [1.0, np.inf]
     assert levels.people.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [
+        (
+            Budgets([1.0] * 50, 0.03),
+            r"50 of 50 people have a delta above 1 over the number of people \(up to 0.03",
+        ),
+        (Budgets([1.0] * 49 + [21.0]), r"1 of 50 people has an epsilon above 20 \(up to 21\)"),
+    ],
+)
+def test_promises_that_are_hardly_any_are_warned_of(budgets: Budgets, message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        plan(budgets, steps=5, batch_size=20)
+
+
+def test_ordinary_promises_and_people_without_one_are_planned_without_a_word() -> None:
+    allowed = Budgets([20.0, 0.0, np.inf, 1.0], [0.25, 0.5, 0.5, 0.0], allow_infinite=True)
+    assert allowed.weak_promises() == []

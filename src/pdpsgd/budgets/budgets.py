@@ -14,8 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd._typing import FloatArray, IdArray
+from pdpsgd._typing import BoolArray, FloatArray, IdArray
 from pdpsgd.errors import check_positive, fail, shown
+
+# A finite epsilon above this is warned of.
+LARGE_EPSILON = 20
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -57,6 +60,30 @@ class Budgets:
             return f"person {names[index] if names is not None and index < names.size else index}"
 
         self._set(epsilon, delta, names, person, allow_infinite)
+
+    def weak_promises(self) -> list[str]:
+        """Say which promises on the list are hardly any: a delta above 1 over the people, a finite epsilon above 20.
+
+        >>> len(Budgets([1.0, 50.0], delta=0.6).weak_promises()), Budgets([1.0, 20.0]).weak_promises()
+        (2, [])
+        """
+        promised = (self.epsilon > 0) & (self.delta > 0) & np.isfinite(self.epsilon)
+        found = []
+        loose = promised & (self.delta > 1 / len(self))
+        if np.any(loose):
+            found.append(
+                f"{_counted(loose)} a delta above 1 over the number of people (up to {self.delta[loose].max():g}, with "
+                f"{len(self):,} people): delta alone would allow to publish somebody's whole record. A tenth of it, "
+                f"{0.1 / len(self):.1g}, or less is usual."
+            )
+        large = promised & (self.epsilon > LARGE_EPSILON)
+        if np.any(large):
+            found.append(
+                f"{_counted(large)} an epsilon above {LARGE_EPSILON} (up to {self.epsilon[large].max():g}): it lets an "
+                f"attacker's odds grow by a factor of e^{LARGE_EPSILON}, 485 million, and more, which protects hardly "
+                "anything. 0.1 to 10 is usual."
+            )
+        return found
 
     def _set(
         self,
@@ -441,3 +468,8 @@ def _reads_as_number(text: Any) -> bool:
 def _range(values: FloatArray) -> str:
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _counted(people: BoolArray) -> str:
+    count = int(np.count_nonzero(people))
+    return f"{count:,} of {len(people):,} people {'has' if count == 1 else 'have'}"

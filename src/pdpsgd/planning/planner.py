@@ -84,6 +84,8 @@ def plan(
     by = accountant_by_name(_accountant_name(chosen, mechanism, accountant))
     segments = _segments(schedule, steps)
     total = _total_steps(steps, segments, noise_multiplier)
+    for weak in budgets.weak_promises():
+        warn(weak)
     rounded, of_person = make_levels(budgets, max_levels)
     levels, roster = _with_history(rounded, of_person, budgets, history)
     request = Request(
