@@ -41,7 +41,11 @@ def test_a_year_from_the_command_line(place: Path, run: Callable[..., Any]) -> N
     told = figures(run("ledger", "show", "--json", "-"))
     assert [tier["people"] for tier in told["tiers"]] == [20, 20, 20]
     assert told["over_time"][0]["share_left"] == pytest.approx(0.75, abs=0.01)
-    assert "January" in run("ledger", "show").output
+    assert [tier["share_left"] for tier in told["over_time"][0]["by_tier"]] == pytest.approx(
+        [0.75] * 3, abs=0.01
+    )
+    assert "January" in run("ledger", "show", "--chart", "ledger.svg").output
+    assert Path("ledger.svg").read_text().startswith("<svg")
     person = figures(run("ledger", "show", "p1", "--json", "-"))
     assert person["epsilon"] == 2
     assert 0 < person["spent_epsilon"] < 2

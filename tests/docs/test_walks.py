@@ -44,6 +44,7 @@ def plan(folder: Path) -> Callable[[], object]:
 def train(folder: Path) -> Callable[[], object]:
     given = ("--label", "income", "--id-column", "person", "--epsilon-column", "epsilon", "--steps", "3")
     more = ("--batch-size", "10", "--yes", "--test-share", "0.2", "--run-folder", folder / "run")
+    more = (*more, "--ledger", folder / "people.ledger")
     return partial(command, "train", people(folder), *given, *more)
 
 

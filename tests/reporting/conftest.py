@@ -46,6 +46,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = place / "run"
     arguments = ["train", str(table), "--schema", str(place / "schema.toml"), "--yes", "--test-share", "0.3"]
     options = ["--steps", "20", "--batch-size", "40", "--run-folder", str(folder), "--quiet"]
+    options += ["--ledger", str(place / "people.ledger"), "--spend", "all"]
     result = CliRunner().invoke(app, [*arguments, *options])
     assert result.exit_code == 0, result.output
     return folder

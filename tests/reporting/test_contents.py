@@ -78,7 +78,7 @@ def test_the_file_is_complete_in_itself(run_folder: Path) -> None:
 
 def test_a_run_with_a_guessable_seed_is_marked_as_not_for_release(run_folder: Path) -> None:
     run = read_run(run_folder)
-    found = verdict(run.plan, verified=True, seeded=True).to_dict()
+    found = verdict(run.plan, verified=True, in_ledger=run.result["ledger"]["id"], seeded=True).to_dict()
     page = words(run_page(replace(run, result={**run.result, "verdict": found})))
     assert "This run is not for release." in page
     assert "come from a seed" in page
@@ -92,7 +92,7 @@ def test_a_page_over_people_above_their_budget_does_not_say_proven_for_all(run_f
     earlier = (Exposure(1.0, 1.0, 0.5, 1),)
     levels = (replace(first, proven_epsilon=spent, history=earlier), *run.plan.levels[1:])
     over = replace(run.plan, levels=levels, history_fixed=True)
-    holds = verdict(run.plan, verified=True).to_dict()
+    holds = verdict(run.plan, verified=True, in_ledger=run.result["ledger"]["id"]).to_dict()
     shown = replace(run, plan=over, result={**run.result, "verdict": holds})
     page = words(_verdict(shown, Check()))
     assert "proven for all" not in page
@@ -107,12 +107,28 @@ def test_the_headline_is_that_of_the_verdict(run_folder: Path) -> None:
         ({"without_promise": 7}, f"The promise holds for {run.plan.people} of {run.plan.people + 7} people."),
         ({"schema_from_data": True}, "This run is not for release."),
     ):
-        found = verdict(run.plan, verified=True, **circumstances).to_dict()
+        found = verdict(
+            run.plan, verified=True, in_ledger=run.result["ledger"]["id"], **circumstances
+        ).to_dict()
         page = words(run_page(replace(run, result={**run.result, "verdict": found})))
         assert headline in page
         assert ("The promise is proven for all" in page) == (not circumstances)
     earlier = {name: value for name, value in run.result.items() if name != "verdict"}
     assert "This run has no verdict." in words(run_page(replace(run, result=earlier)))
+
+
+def test_the_page_tells_what_the_run_took_of_what_people_allow_over_all_runs(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    page = words(run_page(run))
+    assert "Over all runs on these people" in page
+    assert "this is run 1 in it" in page
+    assert run.result["ledger"]["head"] in page
+    for tier in run.result["ledger"]["tiers"]:
+        assert f"{tier['this_run']:.3g}" in page
+    alone = {name: value for name, value in run.result.items() if name != "ledger"}
+    page = words(run_page(replace(run, result=alone)))
+    assert "This run is in no ledger." in page
+    assert "The promise is proven for all" not in page  # its plan came from a ledger
 
 
 def test_a_plan_that_proves_nothing_is_marked_so(run_folder: Path) -> None:

@@ -23,12 +23,15 @@ from torch.utils.data import Dataset
 from typer.testing import CliRunner
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.budgets.readers import read_columns
 from pdpsgd.cli import app
 from pdpsgd.engine.noising import Injecting, Recording, released_by
+from pdpsgd.ledger import ledger, log
+from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.plans import Plan
 from pdpsgd.sampling.sampler import PoissonSampler
 from pdpsgd.sampling.source import RandomSource
-from pdpsgd.training import progress, trainer
+from pdpsgd.training import booking, progress, trainer
 from pdpsgd.training.fitting import TrainingResult
 
 SEED = 5
@@ -39,6 +42,14 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a run takes is no secret that the promise is about."""
     for module in (trainer, progress):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+
+
+@pytest.fixture(autouse=True)
+def known_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id of a new ledger, its times and its tokens are drawn, and tell nothing of records."""
+    monkeypatch.setattr(ledger, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 32)))
+    monkeypatch.setattr(log, "now", lambda: "2030-01-01T00:00:00+00:00")
+    monkeypatch.setattr(booking, "secrets", SimpleNamespace(token_hex=lambda size: "0" * size))
 
 
 def never_sampled(plan: Plan, budgets: Budgets) -> list[Any]:
@@ -266,7 +277,9 @@ def run_command(command: Command, rows: dict[str, Any]) -> dict[str, Any]:
     """Run it in the working directory, and give back what is public and what the terminal shows."""
     write_list()
     command.write(rows)
-    folder = Path(f"folder-{random.random()}")
+    folder = Path("folder")  # its name is the run's name in the ledger
+    for path in Path().glob("people.ledger*"):
+        path.unlink()  # each time the first run on these people
     arguments = (
         *("train", *command.arguments, "--budgets", "list.csv", "--id-column", "person"),
         *("--test-share", "0.2", "--yes", "--steps", "6", "--batch-size", "20", "--seed", str(SEED)),
@@ -274,9 +287,9 @@ def run_command(command: Command, rows: dict[str, Any]) -> dict[str, Any]:
     )
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 0, (result.output, result.exception)
-    # The page and the terminal name the folder, which is another one in each run.
     shown = {"stdout": result.stdout.encode(), "stderr": result.stderr.encode(), **published(folder)}
-    return {name: content.replace(str(folder).encode(), b"FOLDER") for name, content in shown.items()}
+    folder.rename(f"folder-{random.random()}")
+    return shown
 
 
 @pytest.fixture
@@ -289,10 +302,10 @@ def command(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 def unseen_by_the_command(shown: dict[str, Any]) -> list[str]:
     """Those on the list, without the test people, whom no step sampled."""
     folder = next(Path().glob("folder-*"))
-    promised = Budgets.from_table(
-        folder / "people" / "promises.csv", id_column="id", epsilon_column="asked_epsilon"
-    )
-    return never_sampled(Plan.from_json(shown["plan.json"].decode(), verify=False), promised)
+    plan = Plan.from_json(shown["plan.json"].decode(), verify=False)
+    columns, _ = read_columns(folder / "people" / "promises.csv", ["id", "asked_epsilon", "level"])
+    plan = replace(plan, roster=Roster(columns["id"], columns["level"]))
+    return never_sampled(plan, Budgets(columns["asked_epsilon"], ids=columns["id"]))
 
 
 @pytest.mark.parametrize("command", list(COMMANDS), indirect=True)

@@ -62,7 +62,7 @@ def test_every_keyword_of_fit_is_an_option_or_about_the_data():
         for name, parameter in inspect.signature(fit).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    assert keywords - ABOUT_DATA - {"options", "plan"} <= set(TrainingOptions.declared())
+    assert keywords - ABOUT_DATA - {"options", "plan", "reservation"} <= set(TrainingOptions.declared())
 
 
 @pytest.mark.parametrize("made", PRESETS.values(), ids=lambda made: made.name)

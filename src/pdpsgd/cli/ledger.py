@@ -10,6 +10,7 @@ import typer
 
 from pdpsgd.cli import shared
 from pdpsgd.cli.option_parameters import with_options
+from pdpsgd.cli.own_ledger import DEFAULT_PLACE
 from pdpsgd.cli.shared import BudgetOptions, HistoryOptions
 from pdpsgd.errors import fail
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.ledger import Person
 
-DEFAULT_PLACE = "people.ledger"
 ID_COLUMN = "person"
 
 app = typer.Typer(
@@ -44,6 +44,10 @@ Head = Annotated[
     str | None, typer.Option("--head", help="head that was noted before, to compare", show_default=False)
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="without recomputing certificates")]
+Chart = Annotated[
+    Path | None,
+    typer.Option("--chart", help="chart by tier and over time (.svg, .png, .html)", show_default=False),
+]
 Who = Annotated[str | None, typer.Argument(help="id of one person", show_default=False)]
 
 
@@ -121,24 +125,30 @@ def consent(
 
     opened, screen = Ledger(ledger), _screen(json_file)
     changes = _read(people, file)
-    opened.consent(changes)
+    changed = opened.consent(changes)
     told = [opened.person(name) for name in changes.ids.tolist()] if len(changes) <= 1000 else []
     out = [person.id for person in told if not person.consents[-1].kept]
-    screen.say(f"Changed what {len(changes):,} people allow.")
+    screen.say(f"Changed what {changed:,} people allow; {len(changes) - changed:,} allow what they did.")
     for name in out:
         screen.say(
             f"{name}: more was spent before than is allowed now. Out from now on; see pdpsgd ledger show {name}"
         )
-    screen.write_json(shared.dump({"changed": len(changes), "out": out, "head": opened.head}))
+    screen.write_json(shared.dump({"changed": changed, "out": out, "head": opened.head}))
 
 
 @app.command()
-def show(person: Who = None, ledger: Place = DEFAULT_PLACE, json_file: shared.JsonFile = None) -> None:
+def show(
+    person: Who = None,
+    chart: Chart = None,
+    ledger: Place = DEFAULT_PLACE,
+    json_file: shared.JsonFile = None,
+) -> None:
     """Show what is allowed, spent and left: of one person, or of everybody by tier and over time.
 
     \b
     Examples:
       pdpsgd ledger show
+      pdpsgd ledger show --chart ledger.svg
       pdpsgd ledger show ann --json -
     """
     from pdpsgd.ledger import Ledger
@@ -152,6 +162,11 @@ def show(person: Who = None, ledger: Place = DEFAULT_PLACE, json_file: shared.Js
     tiers, timeline = opened.tiers(), opened.timeline()
     _show_tiers(tiers, screen)
     _show_timeline(timeline, screen)
+    if chart is not None:
+        from pdpsgd.reporting.charts import save_ledger_chart
+
+        save_ledger_chart([asdict(tier) for tier in tiers], timeline, chart)
+        screen.say(f"Chart: {chart}")
     screen.write_json(
         shared.dump({"tiers": [asdict(tier) for tier in tiers], "over_time": timeline, "head": opened.head})
     )

@@ -92,9 +92,11 @@ def plan(
                 "Expected --ledger without a list, --tiers, --history and --accountant: people, what they have left "
                 "and how it is counted come from the ledger. Got both."
             )
-        from pdpsgd.ledger.offers import with_cost_of_adaptivity
+        from pdpsgd.ledger import Ledger
 
-        made = with_cost_of_adaptivity(options.make_plan(ledger.offer(), accountant="certificate"))
+        opened = Ledger(ledger.ledger)
+        offer = opened.offer(ledger.spend).budgets
+        made = opened.mark(options.make_plan(offer, accountant="certificate"))
     else:
         budgets = people.read_list(file)
         made = options.make_plan(

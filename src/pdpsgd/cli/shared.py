@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -169,13 +169,6 @@ class LedgerOptions(Options):
         "0.25", 'share of what is left, or "1 of 12" of the whole, or "all"', panel=PEOPLE
     )
 
-    def offer(self) -> Budgets:
-        """Read the run's list of people, and what each of them has left for it, from the ledger."""
-        from pdpsgd.ledger import Ledger
-
-        assert self.ledger is not None
-        return Ledger(self.ledger).offer(self.spend).budgets
-
 
 def _with_people(path: Path, listed: Budgets | None, now: Budgets) -> Plan:
     """Read an earlier plan with its people: as told, from the promises of its run, or those of today."""
@@ -183,12 +176,28 @@ def _with_people(path: Path, listed: Budgets | None, now: Budgets) -> Plan:
 
     folder = RunFolder.named_by(path)
     earlier = read_plan(path) if folder is None else folder.read_plan(with_people=True)
+    if folder is not None and earlier.ledger is not None and earlier.roster is None:
+        return _with_levels(folder, earlier)
     people = listed or (None if folder is None else _promised(folder, earlier)) or now
     try:
         return earlier if earlier.roster is not None else earlier.with_people(people)
     except PdpsgdError as error:
         remedy = "Name the list that the plan was made for, as it was then, with --history-budgets."
         raise PdpsgdError(f"{path}: {error} {remedy}") from error
+
+
+def _with_levels(folder: RunFolder, plan: Plan) -> Plan:
+    """Read who was on which level of a ledger's plan: what people allow over all runs does not say it."""
+    from pdpsgd.budgets.readers import read_columns
+    from pdpsgd.planning.levels import Roster
+    from pdpsgd.planning.plans import check_same_people
+
+    if folder.promises is None:
+        fail(f"Expected promises.csv in {str(folder.path)!r}, to know who was on which level. Got none.")
+    columns, _ = read_columns(folder.promises, ["id", "level"])
+    people = Roster(columns["id"], columns["level"])
+    check_same_people(plan, people)
+    return replace(plan, roster=people)
 
 
 def _promised(folder: RunFolder, plan: Plan) -> Budgets | None:

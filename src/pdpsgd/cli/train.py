@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pdpsgd.cli import shared
 from pdpsgd.cli.option_parameters import with_options
+from pdpsgd.cli.own_ledger import (
+    TrainingLedger,
+    announce,
+    default_place,
+    knows_some,
+    open_or_create,
+    settle_folder,
+)
 from pdpsgd.cli.shared import HistoryOptions, option
 from pdpsgd.cli.training_options import (
     CommandOptions,
@@ -14,6 +23,7 @@ from pdpsgd.cli.training_options import (
     ListOptions,
     Source,
     confirm_without_promise,
+    is_own_data,
     make_network,
     read_inputs,
     with_features,
@@ -23,6 +33,9 @@ from pdpsgd.training.options import OUTPUT, PLAN
 from pdpsgd.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from pdpsgd.ledger import Ledger
     from pdpsgd.planning.plans import Plan
     from pdpsgd.training.fitting import TrainingResult
     from pdpsgd.training.inputs import TrainingInputs
@@ -42,6 +55,7 @@ def train(
     people: ListOptions,
     options: CommandOptions,
     earlier: HistoryOptions,
+    ledger: TrainingLedger,
     plan: PlanFile = None,
     report: Report = True,
     yes: shared.Yes = False,
@@ -55,10 +69,14 @@ def train(
     people and a report page; people/ the promise made to each person; private/ the checkpoint. Who was sampled is
     written nowhere.
 
+    Of own data a ledger is kept (people.ledger): budgets are what people allow over all runs together, and a run takes
+    --spend of what is left, a quarter by default. It is said before the run starts, and `pdpsgd ledger show` tells.
+
     \b
     Examples:
       pdpsgd train people.csv --label income --id-column person --epsilon-column epsilon
       pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
+      pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
       pdpsgd train people.csv --label income --id-column person --history runs/first
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
@@ -66,15 +84,24 @@ def train(
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)
-    _check_folder(options)
-    inputs = read_inputs(data, records, people)
+    own_data = is_own_data(data)
+    ready = None if plan is None else _ready_plan(plan, options, earlier)
+    by_files = bool(earlier.history) or (ready is not None and ready.ledger is None)
+    place = ledger.place(own_data=own_data, counted_otherwise=by_files or people.tiers is not None)
+    _check_folder(options, place)
+    inputs = read_inputs(data, records, people, listed=ledger.listed)
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
     for note in inputs.notes:
         screen.say(f"Note: {note}")
-    made = _plan(plan, inputs, options, people, earlier)
-    options = _completed(options, made, inputs, data, quiet=quiet)
-    result = _fit(inputs, made, options, screen)
+    kept, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)
+    options = _completed(options, ready, inputs, data, quiet=quiet)
+    network = _network(inputs, options, screen)
+    if kept is None:
+        made = ready or _plan(inputs, options, people, earlier)
+        result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
+    else:
+        result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
     _show(result, screen)
     if report:
         from pdpsgd.reporting import write_run_report
@@ -83,18 +110,32 @@ def train(
     screen.write_json(shared.dump({**result.to_dict(), "run_folder": str(options.run_folder)}))
 
 
+def _ledger_of(
+    inputs: TrainingInputs, place: str | None, asked: TrainingLedger, screen: shared.Screen, *, own_data: bool
+) -> tuple[Ledger | None, TrainingInputs]:
+    """Open the ledger of these people, or note that none is kept where one should be."""
+    if place is None:
+        off = own_data and (asked.no_ledger or knows_some(default_place(), inputs.budgets))
+        return None, replace(inputs, ledger_off=off)
+    if inputs.budgets is not None and not inputs.budgets.named and asked.ledger is None:
+        screen.say(
+            "Note: People have no ids, so no ledger is kept: another run on them would not be counted."
+        )
+        return None, inputs
+    return open_or_create(place, screen), inputs
+
+
+def _ready_plan(file: Path, options: CommandOptions, earlier: HistoryOptions) -> Plan:
+    """Read and check a ready plan."""
+    if earlier.history:
+        fail("Expected --history without --plan: a ready plan has its history in it, or none. Got both.")
+    return options.plan_or(shared.read_plan(file, verify=True), None)
+
+
 def _plan(
-    file: Path | None,
-    inputs: TrainingInputs,
-    options: CommandOptions,
-    people: ListOptions,
-    earlier: HistoryOptions,
+    inputs: TrainingInputs, options: CommandOptions, people: ListOptions, earlier: HistoryOptions
 ) -> Plan:
-    """Read and check the ready plan, or compute one."""
-    if file is not None:
-        if earlier.history:
-            fail("Expected --history without --plan: a ready plan has its history in it, or none. Got both.")
-        return options.plan_or(shared.read_plan(file, verify=True), inputs.budgets)
+    """Compute the plan of a run that is in no ledger."""
     assert inputs.budgets is not None  # read_inputs reads them, too
     if earlier.history or earlier.history_budgets:
         plans = earlier.plans(inputs.budgets, people)
@@ -104,30 +145,66 @@ def _plan(
 
 
 def _completed(
-    options: CommandOptions, plan: Plan, inputs: TrainingInputs, source: str, *, quiet: bool
+    options: CommandOptions, plan: Plan | None, inputs: TrainingInputs, source: str, *, quiet: bool
 ) -> CommandOptions:
-    """Fill in the defaults that depend on data and plan."""
+    """Fill in the defaults that depend on the data."""
     from pdpsgd.models.networks import default_network
 
+    mechanism = options.mechanism if plan is None else plan.mechanism
     return options.with_defaults(
         model=default_network(inputs.input_shape),
-        evaluate_every=max(1, plan.steps // 20),
-        run_folder=_new_folder(f"{Path(source).stem}-{plan.mechanism}"),
+        run_folder=_new_folder(f"{Path(source).stem}-{mechanism}"),
         progress=not quiet,
     )
 
 
-def _fit(
-    inputs: TrainingInputs, plan: Plan, options: CommandOptions, screen: shared.Screen
+def _with_evaluation(options: CommandOptions, plan: Plan) -> CommandOptions:
+    """Evaluate twenty times, unless something else is asked for."""
+    return options.with_defaults(evaluate_every=max(1, plan.steps // 20))
+
+
+def _network(inputs: TrainingInputs, options: CommandOptions, screen: shared.Screen) -> nn.Module:
+    """Make the network, whose first weights may take a while."""
+    folder = RunFolder(str(options.run_folder))
+    with screen.bars() as progress:
+        return make_network(inputs, options, progress=progress, resumed=options.resume and folder.begun)
+
+
+def _fit_in_ledger(
+    network: nn.Module,
+    inputs: TrainingInputs,
+    options: CommandOptions,
+    plan: Plan | None,
+    ledger: Ledger,
+    asked: TrainingLedger,
+    screen: shared.Screen,
 ) -> TrainingResult:
-    """Make the network and train it; Ctrl-C names the command that continues."""
+    """Reserve the run, say what it takes, and train under the reservation."""
+    from pdpsgd.training.booking import book
+
+    reserved = book(
+        ledger,
+        budgets=inputs.budgets,
+        options=options.changed(spend=asked.spend),
+        plan=plan,
+        folder=RunFolder(str(options.run_folder)),
+        number=asked.reservation,
+    )
+    try:
+        announce(reserved, ledger.place, asked.spend, screen)
+        return _fit(network, inputs, _with_evaluation(options, reserved.plan), reservation=reserved)
+    except BaseException:
+        reserved.give_up()
+        raise
+
+
+def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **how: Any) -> TrainingResult:
+    """Train; Ctrl-C names the command that continues."""
     from pdpsgd.training.fitting import fit
 
     folder = RunFolder(str(options.run_folder))
-    with screen.bars() as progress:
-        network = make_network(inputs, options, progress=progress, resumed=options.resume and folder.begun)
     try:
-        return fit(network, inputs, plan=plan, options=options)
+        return fit(network, inputs, options=options, **how)
     except KeyboardInterrupt:
         if folder.begun:
             again = f"Repeat the command with --run-folder {folder.path} --resume to continue."
@@ -150,13 +227,15 @@ def _show(result: TrainingResult, screen: shared.Screen) -> None:
     screen.say(f"Folder:  {result.run_folder} (public/ may be published; people/ and private/ may not)")
 
 
-def _check_folder(options: CommandOptions) -> None:
+def _check_folder(options: CommandOptions, place: str | None) -> None:
     """Refuse a folder with a run in it before time is spent on reading and planning."""
     if options.run_folder is None:
         if options.resume:
             fail("Expected --run-folder with --resume, to know what to continue. Got none.")
         return
     folder = RunFolder(options.run_folder)
+    if place is not None and folder.finished:
+        settle_folder(place, folder)
     named = f"--run-folder {str(folder.path)!r}"
     folder.check_is_free(resume=options.resume, folder=named, go_on="--resume")
 

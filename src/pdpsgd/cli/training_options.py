@@ -104,13 +104,40 @@ class CommandOptions(TrainingOptions):
         return {**known, "model": made.model, "activation": made.activation}
 
 
-def read_inputs(source: str, how: DataOptions, whose: ListOptions) -> TrainingInputs:
-    """Read records and budgets, from whichever files and names the user gave."""
+def is_own_data(source: str) -> bool:
+    """Tell whether records are somebody's own, rather than a benchmark's."""
+    from pdpsgd.data.benchmarks.catalog import CATALOG
+
+    return source not in CATALOG or Path(source).exists()
+
+
+def read_inputs(
+    source: str, how: DataOptions, whose: ListOptions, *, listed: Callable[[], Budgets] | None = None
+) -> TrainingInputs:
+    """Read records and budgets, from whichever files and names the user gave.
+
+    Args:
+        source: The data.
+        how: How to read the records, and who is tested on.
+        whose: Where budgets are.
+        listed: Reads the list of a ledger, for data that comes without budgets.
+
+    Returns:
+        The inputs of a run.
+    """
     from pdpsgd.data.people import TABLES, hold_out, load_people
     from pdpsgd.training.inputs import TrainingInputs
 
     in_data = Path(source).suffix.lower() in TABLES and whose.budgets is None and whose.tiers is None
-    if not (in_data or whose.tiers or whose.budgets):
+    if (
+        listed is not None
+        and not (whose.tiers or whose.budgets)
+        and not (in_data and _has_budgets(source, whose))
+    ):
+        in_data, of_ledger = False, listed()
+    else:
+        of_ledger = None
+    if not (in_data or whose.tiers or whose.budgets or of_ledger):
         fail(
             f"Expected what people allow: --tiers (as in 1:0.34,2:0.43,3:0.23) or --budgets FILE, with "
             f"{source!r}. Got neither."
@@ -129,11 +156,11 @@ def read_inputs(source: str, how: DataOptions, whose: ListOptions) -> TrainingIn
         people_file=how.people_file,
         one_row_per_person=how.one_row_per_person,
     )
-    listed = _list_of(data, source, whose, in_data=in_data)
+    people = of_ledger or _list_of(data, source, whose, in_data=in_data)
     tiers: list[str] | None = None
     without_promise = 0
     if how.test_share is not None:
-        data, listed, tested = hold_out(data, listed, how.test_share)
+        data, people, tested = hold_out(data, people, how.test_share)
         without_promise = len(tested)
         epsilon_of = dict(zip(tested.ids.tolist(), tested.epsilon.tolist(), strict=True))
         assert data.test_ids is not None  # those of the list who were set aside
@@ -150,8 +177,15 @@ def read_inputs(source: str, how: DataOptions, whose: ListOptions) -> TrainingIn
     if whose.tiers is not None and tiers is not None:
         note = "People were put into tiers at random: differences in accuracy between tiers are chance."
         data = replace(data, notes=(*data.notes, note))
-    inputs = TrainingInputs.from_people(data, listed, tiers)
+    inputs = TrainingInputs.from_people(data, people, tiers)
     return replace(inputs, without_promise=without_promise)
+
+
+def _has_budgets(source: str, whose: ListOptions) -> bool:
+    """Tell whether a table has a column of budgets, or is said to have one."""
+    from pdpsgd.budgets.readers import open_table
+
+    return whose.said("epsilon_column") or whose.epsilon_column in open_table(Path(source))[0].columns
 
 
 def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool) -> Budgets:

@@ -38,6 +38,7 @@ from pdpsgd.engine.noising import current_release
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.records import match_records, records_of
+from pdpsgd.engine.reservation import ReservationWatch, begin_reserved, circumstances_of
 from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
 from pdpsgd.errors import check_one_of, fail
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.engine.checkpoints import HasState
+    from pdpsgd.ledger import ReservedRun
     from pdpsgd.planning.plans import Plan
 
 
@@ -107,6 +109,7 @@ class PrivacyEngine:
         secure: bool = True,
         source: RandomSource | None = None,
         on_fresh_model: Callable[[int], None] | None = None,
+        reservation: ReservedRun | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """Make a training loop private.
 
@@ -133,6 +136,8 @@ class PrivacyEngine:
             source: Where all randomness comes from, instead of `seed` and `secure`.
             on_fresh_model: Called with the round's number where the plan starts a new model; must reset the
                 module's parameters.
+            reservation: The run of a ledger that this is, as `Ledger.running` or `Ledger.hold` give it. It is begun
+                before any record is read. Without it, a run of a ledger's plan is not for release.
 
         Returns:
             The module, a wrapped optimizer, and a loader over the plan's steps; always these three.
@@ -154,6 +159,9 @@ class PrivacyEngine:
         check_criterion(criterion, module, views=views)
         plan = check_plan(plan, max_grad_norm=max_grad_norm, on_fresh_model=on_fresh_model)
         levels, ids = people_of(plan, budgets)
+        ranks = Ranks.join(device=next((parameter.device for parameter in module.parameters()), None))
+        if reservation is not None:
+            begin_reserved(reservation, with_roster(plan, budgets, levels), module, ranks)
         records = records_of(data_loader)
         check_collation(records, by_place=any(len(set(r.clip_scales)) > 1 for r in plan.rounds))
         numbers = match_records(
@@ -163,7 +171,6 @@ class PrivacyEngine:
             record_ids=record_ids,
             record_of_person=record_of_person,
         )
-        ranks = Ranks.join(device=next((parameter.device for parameter in module.parameters()), None))
         if ranks.world_size > 1:
             ranks.check_same(
                 plan=plan.digest,
@@ -217,6 +224,7 @@ class PrivacyEngine:
                 ClearedGradients(gradients),
                 BufferWatch(module, trainable=gradients.sums),
                 attributes,
+                *([] if reservation is None else [ReservationWatch(reservation)]),
                 *self._observers,
                 first_batches,  # the last one: it watches what the loop does, not what observers do
                 journal,
@@ -249,6 +257,7 @@ class PrivacyEngine:
             journal=journal,
             first_batches=first_batches,
             attributes=attributes,
+            reservation=reservation,
             options={
                 "loss_reduction": loss_reduction,
                 "views": views,
@@ -287,6 +296,7 @@ class PrivacyEngine:
             weak_generator=None if source.cryptographic else source.algorithm,
             test_double=run.optimizer.release.is_double,
             unseen_code=[*run.unseen_code, *unseen_code],
+            **circumstances_of(run.reservation),
             **circumstances,
         )
 
@@ -313,6 +323,10 @@ class PrivacyEngine:
         yourself. After the plan's last step it is left out, and `close` erases it from what was saved before.
         Beside the file lies the run's journal (see `keep_journal`), without which it cannot be resumed.
         """
+        if self._run.reservation is not None:
+            self._run.reservation.check(
+                now=True
+            )  # a process that was replaced must not write over the other's file
         save_run(self._run, path, others)
 
     def resume(self, path: str | os.PathLike[str], **others: HasState) -> None:

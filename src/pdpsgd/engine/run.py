@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.optimizer import PrivateOptimizer
     from pdpsgd.engine.records import Records
     from pdpsgd.gradients.clipping import ClippedGradients
+    from pdpsgd.ledger import ReservedRun
     from pdpsgd.planning.plans import Plan
 
 
@@ -41,6 +42,7 @@ class Run:
     journal: JournalKeeper
     first_batches: FirstBatches
     attributes: PlainAttributes
+    reservation: ReservedRun | None
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pdpsgd.ledger.database import LedgerUnavailable
 from pdpsgd.ledger.ledger import Ledger
 from pdpsgd.ledger.offers import Offer
-from pdpsgd.ledger.values import Check, Consent, Person, PersonCharge, Run, Tier
+from pdpsgd.ledger.reserved_run import ReservedRun
+from pdpsgd.ledger.values import Check, Consent, Person, PersonCharge, Run, Statement, Tier, TierShare
 
 __all__ = [
     "Check",
@@ -15,6 +16,9 @@ __all__ = [
     "Offer",
     "Person",
     "PersonCharge",
+    "ReservedRun",
     "Run",
+    "Statement",
     "Tier",
+    "TierShare",
 ]

@@ -74,10 +74,52 @@ def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside:
     return start + int(ids.size)
 
 
+def strangers(connection: Connection, budgets: Budgets) -> Budgets | None:
+    """Return those of a list whom the ledger does not know, or None; refuse whoever allows something else there."""
+    ids = _texts(connection, budgets, first=False)
+    places = _places_of(connection, ids)
+    known = places >= 0
+    if known.any():
+        now = current(connection)
+        there = places[known]
+        other = (now.epsilon[there] != budgets.epsilon[known]) | (now.delta[there] != budgets.delta[known])
+        if other.any():
+            one = int(np.flatnonzero(known)[other][0])
+            number = int(places[one])
+            more = f" (and {int(other.sum()) - 1:,} more)" if other.sum() > 1 else ""
+            fail(
+                f"Expected what people allow as the ledger has it. {str(ids[one])!r} allows epsilon "
+                f"{now.epsilon[number]:g} at delta {now.delta[number]:g} there, and {budgets.epsilon[one]:g} at "
+                f"{budgets.delta[one]:g} in this list{more}. A list never changes what somebody has allowed. If they "
+                "changed it, record that first, with pdpsgd ledger consent FILE; else correct the list."
+            )
+    if known.all():
+        return None
+    new = ~known
+    return Budgets(budgets.epsilon[new], budgets.delta[new], ids=budgets.ids[new], allow_infinite=True)
+
+
+def knows_some(connection: Connection, ids: IdArray) -> bool:
+    """Whether any of these ids is in the ledger; ids of the other kind (numbers, text) are other people's."""
+    kind = "numbers" if ids.dtype.kind in "iu" else "text"
+    if kind != id_kind(connection):
+        return False
+    return bool((_places_of(connection, texts_of(connection, ids)) >= 0).any())
+
+
 def change(connection: Connection, budgets: Budgets) -> int:
     """Replace what these people allow, for every run that starts from now on; return how many changed."""
     ids = _texts(connection, budgets, first=False)
     numbers = numbers_of(connection, ids)
+    now = current(connection)
+    other = (now.epsilon[numbers] != budgets.epsilon) | (now.delta[numbers] != budgets.delta)
+    if not other.any():
+        return 0
+    if not other.all():
+        changed = Budgets(
+            budgets.epsilon[other], budgets.delta[other], ids=budgets.ids[other], allow_infinite=True
+        )
+        return change(connection, changed)
     kappas, asides = _fixed_terms(connection, numbers)
     entry = next_entry(connection)
     written = _write_consents(connection, entry, numbers, budgets, kappas, asides)
@@ -133,6 +175,19 @@ def id_kind(connection: Connection) -> str:
 
 def numbers_of(connection: Connection, ids: IdArray) -> IntArray:
     """Look people up by id; refuse whoever is not in the ledger."""
+    numbers = _places_of(connection, ids)
+    if (numbers < 0).any():
+        stranger = ids[numbers < 0][0]
+        fail(
+            f"Expected people of the ledger. {str(stranger)!r} is not one of them"
+            f"{f' (nor are {int((numbers < 0).sum()) - 1:,} more)' if (numbers < 0).sum() > 1 else ''}: "
+            "enroll them first."
+        )
+    return numbers
+
+
+def _places_of(connection: Connection, ids: IdArray) -> IntArray:
+    """Look people up by id; -1 for whoever is not in the ledger."""
     if ids.size <= FEW:
         query = select(schema.people.c.id, schema.people.c.number).where(schema.people.c.id.in_(ids.tolist()))
         known = {row.id: row.number for row in connection.execute(query)}
@@ -147,13 +202,6 @@ def numbers_of(connection: Connection, ids: IdArray) -> IntArray:
             np.where(everybody[order][place] == ids, order[place], -1)
             if order.size
             else np.full(ids.size, -1)
-        )
-    if (numbers < 0).any():
-        stranger = ids[numbers < 0][0]
-        fail(
-            f"Expected people of the ledger. {str(stranger)!r} is not one of them"
-            f"{f' (nor are {int((numbers < 0).sum()) - 1:,} more)' if (numbers < 0).sum() > 1 else ''}: "
-            "enroll them first."
         )
     return numbers
 

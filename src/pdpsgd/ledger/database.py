@@ -39,7 +39,9 @@ class Database:
 
     @property
     def name(self) -> str:
-        """The place without a password."""
+        """The place without a password: a path, or a URL."""
+        if self.is_file:
+            return os.path.relpath(str(make_url(self.url).database))
         return make_url(self.url).render_as_string(hide_password=True)
 
     def create(self, fill: Callable[[Connection], None]) -> None:

@@ -6,12 +6,15 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, select
 
+from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.accounting.certificates import KAPPA
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_probability, fail
@@ -20,10 +23,12 @@ from pdpsgd.ledger.checking import check
 from pdpsgd.ledger.database import TIMEOUT, Database, insert
 from pdpsgd.ledger.log import GENESIS, append
 from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares, with_cost_of_adaptivity
-from pdpsgd.ledger.spending import spent
-from pdpsgd.ledger.values import CHARGED, Check, Person, Run, Tier
+from pdpsgd.ledger.reserved_run import ReservedRun
+from pdpsgd.ledger.spending import levels_of_run, spent
+from pdpsgd.ledger.values import CHARGED, Check, Person, Run, Statement, Tier
+from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.planner import plan as make_plan
-from pdpsgd.planning.plans import Plan
+from pdpsgd.planning.plans import LedgerMark, Plan
 
 
 class Ledger:
@@ -72,6 +77,12 @@ class Ledger:
         """Where the ledger is, without a password."""
         return self._database.name
 
+    @cached_property
+    def id(self) -> str:
+        """The ledger's id: a plan that is made from it carries it."""
+        with self._database.reading() as connection:
+            return str(connection.execute(select(schema.ledger.c.id)).scalar_one())
+
     def __len__(self) -> int:
         with self._database.reading() as connection:
             return consents.people_count(connection)
@@ -96,6 +107,25 @@ class Ledger:
         check_probability(kappa=kappa)
         with self._database.writing() as connection:
             return consents.enroll(connection, budgets, kappa=kappa, set_aside=set_aside)
+
+    def admit(self, budgets: Budgets) -> int:
+        """Enroll whom the ledger does not know yet, and return how many; whoever it knows must allow the same here.
+
+        A list never changes what somebody allowed: an old copy of it would raise what was lowered since. Record
+        changes with `consent`.
+        """
+        with self._database.reading() as connection:
+            strangers = consents.strangers(connection, budgets)
+        if strangers is None:
+            return 0
+        with self._database.writing() as connection:
+            consents.enroll(connection, strangers, kappa=KAPPA, set_aside=0.0)
+        return len(strangers)
+
+    def knows_some(self, people: npt.ArrayLike) -> bool:
+        """Whether any of these ids is in the ledger."""
+        with self._database.reading() as connection:
+            return consents.knows_some(connection, np.asarray(people))
 
     def consent(self, changes: Budgets) -> int:
         """Change what people allow, for every run that starts from now on; epsilon 0 withdraws.
@@ -146,7 +176,11 @@ class Ledger:
             settings: as for `pdpsgd.plan`, without the accountant.
         """
         budgets = self.offer(spend, people=people).budgets
-        return with_cost_of_adaptivity(make_plan(budgets, accountant="certificate", **settings))
+        return self.mark(make_plan(budgets, accountant="certificate", **settings))
+
+    def mark(self, plan: Plan) -> Plan:
+        """Note in a plan that was made from an offer which ledger it belongs to, and what certificates cost."""
+        return replace(with_cost_of_adaptivity(plan), ledger=LedgerMark(self.id))
 
     def reserve(self, plan: Plan, *, name: str = "", token: str | None = None) -> Run:
         """Charge everybody on the plan's list for the whole run, or nobody if somebody does not allow it.
@@ -166,7 +200,7 @@ class Ledger:
         return self._reserve(plan, charges.charges_of_plan(plan), name, token or uuid.uuid4().hex, "reserved")
 
     @contextmanager
-    def running(self, plan: Plan, *, name: str = "", token: str | None = None) -> Iterator[Run]:
+    def running(self, plan: Plan, *, name: str = "", token: str | None = None) -> Iterator[ReservedRun]:
         """Reserve and start a run, and finish it at the end of a `with` block; after an error it is killed.
 
         Args:
@@ -175,16 +209,29 @@ class Ledger:
             token: as for `reserve`.
 
         Yields:
-            The run, in the state `running`: from here on records may be read.
+            The run, in the state `running`: from here on records may be read. Its `plan` is to be executed, with
+            `make_private(reservation=run)` or `fit(reservation=run)`, which see that it is this one.
         """
-        number = self.reserve(plan, name=name, token=token).number
-        attempt = self.start(number)
+        run = self.hold(self.reserve(plan, name=name, token=token).number)
         try:
-            yield self.run(number)
+            run.begin()
+            yield run
         except BaseException:
-            self.kill(number, attempt)
+            run.give_up()
             raise
-        self.finish(number, attempt)
+        run.finish()
+
+    def hold(self, run: int, *, watches: bool = True) -> ReservedRun:
+        """Take a reserved run, or one that was begun and not finished, in order to train it.
+
+        Args:
+            run: its number.
+            watches: whether this process moves its state; False on all ranks but the first.
+
+        Returns:
+            The run with its plan and people, for `fit` or `make_private`.
+        """
+        return ReservedRun(self, self.run(run), self.plan_of(run, with_people=True), watches=watches)
 
     def enter_history(self, plan: Plan, *, name: str = "", token: str | None = None) -> Run:
         """Enter a plan that was run before the ledger began, as finished; enter them in the order of time.
@@ -226,7 +273,7 @@ class Ledger:
                 numbers=numbers,
                 levels=roster.level,
                 charges=cost,
-                plan=plan.to_json(indent=None),
+                plan=_text_of(plan),
                 people_digest=plan.people_digest or "",
                 state=state,
                 must_fit=state == "reserved",
@@ -366,14 +413,49 @@ class Ledger:
         with self._database.reading() as connection:
             return reservations.read_runs(connection, number)[0]
 
-    def plan_of(self, run: int) -> Plan:
-        """Return the plan that was reserved, without its people."""
+    def find(self, token: str) -> Run | None:
+        """Return the run that was reserved under a token, or None."""
+        with self._database.reading() as connection:
+            query = select(schema.runs.c.number).where(schema.runs.c.token == token)
+            number = connection.execute(query).scalar()
+            return None if number is None else reservations.read_runs(connection, number)[0]
+
+    def plan_of(self, run: int, *, with_people: bool = False) -> Plan:
+        """Return the plan that was reserved, without its people unless they are asked for; not verified again."""
         with self._database.reading() as connection:
             query = select(schema.runs.c.plan).where(schema.runs.c.number == run)
             text = connection.execute(query).scalar()
-        if not text:
-            fail(f"Expected a run of the ledger that has a plan. Run {run} has none.")
-        return Plan.from_json(text)
+            if not text:
+                fail(f"Expected a run of the ledger that has a plan. Run {run} has none.")
+            plan = replace(Plan.from_json(text, verify=False), ledger=LedgerMark(self.id, run))
+            if not with_people:
+                return plan
+            ids, levels = _list_of(connection, run)
+        return replace(plan, roster=Roster(ids, levels), stated_people=None)
+
+    def everybody(self) -> Budgets:
+        """Return what everybody in the ledger allows now, over all runs."""
+        with self._database.reading() as connection:
+            ids, now = (
+                consents.named_ids(connection, consents.all_ids(connection)),
+                consents.current(connection),
+            )
+        if not len(now):
+            fail("Expected people in the ledger. There is nobody: enroll them first.")
+        return Budgets(now.epsilon, now.delta, ids=ids, allow_infinite=True)
+
+    def consents_of(self, run: int) -> Budgets:
+        """Return what the people on a run's list allow now, over all runs."""
+        with self._database.reading() as connection:
+            ids, _ = _list_of(connection, run)
+            now = consents.current(connection)
+            listed = levels_of_run(connection, run, len(now)) != schema.NOT_THERE
+        return Budgets(now.epsilon[listed], now.delta[listed], ids=ids, allow_infinite=True)
+
+    def statement(self, run: int) -> Statement:
+        """Tell what a run takes of what its people allow: spent before, by this run, and left, by tier."""
+        with self._database.reading() as connection:
+            return views.read_statement(connection, run)
 
     def person(self, name: object) -> Person:
         """Tell what one person allows, was charged, and has left."""
@@ -402,6 +484,18 @@ class Ledger:
         """
         with self._database.reading() as connection:
             return check(connection, head=head, certificates=certificates)
+
+
+def _text_of(plan: Plan) -> str:
+    """The plan as the ledger keeps it: who is on which level stands in `run_people`."""
+    return replace(plan, roster=None, stated_people=plan.people_digest).to_json(indent=None)
+
+
+def _list_of(connection: Connection, run: int) -> tuple[IdArray, IntArray]:
+    """Read who is on a run's list, in the order of the ledger, and on which level of its plan."""
+    levels = levels_of_run(connection, run, consents.people_count(connection))
+    listed = levels != schema.NOT_THERE
+    return consents.named_ids(connection, consents.all_ids(connection)[listed]), levels[listed]
 
 
 def _check_plan(plan: Plan) -> None:

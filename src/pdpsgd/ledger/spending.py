@@ -64,6 +64,19 @@ def add(connection: Connection, run: int, table: Amounts, total: Amounts) -> Non
         total.e[part] += table.e[levels]
 
 
+def levels_of_run(connection: Connection, run: int, people: int) -> IntArray:
+    """Read everybody's level in a run; NOT_THERE for who is not on its list."""
+    everybody = np.full(people, schema.NOT_THERE, dtype=np.int64)
+    query = select(schema.run_people.c.chunk, schema.run_people.c.levels).where(
+        schema.run_people.c.run == run
+    )
+    for row in connection.execute(query):
+        first = row.chunk * schema.CHUNK
+        levels = np.frombuffer(row.levels, dtype="<u2")[: max(people - first, 0)]
+        everybody[first : first + levels.size] = levels
+    return everybody
+
+
 def chunks(levels: IntArray) -> list[bytes]:
     """Pack everybody's level, two bytes each, in chunks."""
     packed = levels.astype("<u2")

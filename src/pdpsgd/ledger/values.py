@@ -82,6 +82,37 @@ class Tier:
 
 
 @dataclass(frozen=True)
+class TierShare:
+    """What one run takes of people with the same promise: means over them, as epsilon at their delta.
+
+    Epsilons do not add up; the shares of mu^2 do.
+    """
+
+    epsilon: float
+    delta: float
+    people: int
+    spent_before: float
+    this_run: float
+    left: float
+    share_before: float
+    share_this_run: float
+    unused: int
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one run takes of what its people allow over all runs, by tier; from consents and charges alone.
+
+    `above_consent` counts people from whom more was taken before than they allow now.
+    """
+
+    run: int
+    name: str
+    tiers: tuple[TierShare, ...]
+    above_consent: int
+
+
+@dataclass(frozen=True)
 class Check:
     """What `check` found: no problem, or what was changed where."""
 

@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, func, select
 
-from pdpsgd._typing import FloatArray
+from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.gaussian import for_distinct, gaussian_epsilon
 from pdpsgd.errors import fail
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
 from pdpsgd.ledger.consents import current, people_count
+from pdpsgd.ledger.database import columns as columns_of
 from pdpsgd.ledger.reservations import read_runs
-from pdpsgd.ledger.spending import add, charge_table, spent
-from pdpsgd.ledger.values import CHARGED, STARTED, Consent, Person, PersonCharge, Tier
+from pdpsgd.ledger.spending import add, charge_table, levels_of_run, spent
+from pdpsgd.ledger.values import (
+    CHARGED,
+    STARTED,
+    Consent,
+    Person,
+    PersonCharge,
+    Statement,
+    Tier,
+    TierShare,
+)
 
 
 def read_person(connection: Connection, name: str) -> Person:
@@ -57,17 +67,12 @@ def read_tiers(connection: Connection) -> list[Tier]:
     now = current(connection)
     if not len(now):
         return []
-    kappa = np.array(
-        connection.execute(select(schema.people.c.kappa).order_by(schema.people.c.number)).scalars().all()
-    )
+    kappa = _kappas(connection)
     used = spent(connection, people_count(connection), CHARGED)
     epsilon = _epsilons(used, now.delta, kappa)
     left = np.where(now.allowed.b > 0, 1 - used.b / np.maximum(now.allowed.b, 1), 0.0).clip(0)
     out = (now.allowed.left_after(used).b == 0) | (now.allowed.left_after(used).d == 0)
-    pairs, place = np.unique(np.stack([now.epsilon, now.delta], axis=1), axis=0, return_inverse=True)
-    place = place.reshape(-1)
-    if len(pairs) > MOST_TIERS:
-        pairs, place = _coarser(now.epsilon, now.delta)
+    pairs, place = _tiers_of(now.epsilon, now.delta)
     tiers = []
     for index, (e, d) in enumerate(pairs):
         members = place == index
@@ -84,23 +89,93 @@ def read_timeline(connection: Connection) -> list[dict[str, Any]]:
     """Compute what was left after each charged run: the mean share of mu^2, of what is allowed now."""
     now = current(connection)
     counted = (now.allowed.b > 0) & np.isfinite(now.epsilon)
+    if not counted.any():
+        return []
+    pairs, place = _tiers_of(now.epsilon[counted], now.delta[counted])
     total, found = Amounts.zeros(len(now)), []
     for run in read_runs(connection):
         if run.state not in CHARGED:
             continue
         add(connection, run.number, charge_table(connection, run.number), total)
         left = (1 - total.b[counted] / now.allowed.b[counted]).clip(0)
-        share = float(left.mean()) if left.size else 0.0
-        found.append({"run": run.number, "name": run.name, "time": run.time, "share_left": share})
+        tiers = [
+            {"epsilon": float(e), "delta": float(d), "share_left": float(left[place == index].mean())}
+            for index, (e, d) in enumerate(pairs)
+        ]
+        found.append(
+            {
+                "run": run.number,
+                "name": run.name,
+                "time": run.time,
+                "share_left": float(left.mean()),
+                "by_tier": tiers,
+            }
+        )
     return found
+
+
+def read_statement(connection: Connection, run: int) -> Statement:
+    """Compute what a run takes of what its people allow: before it, by it, and what is left after it."""
+    found = read_runs(connection, run)[0]
+    now = current(connection)
+    kappa = _kappas(connection)
+    before = spent(connection, len(now), CHARGED, without=run)
+    mine = Amounts.zeros(len(now))
+    add(connection, run, charge_table(connection, run), mine)
+    listed = levels_of_run(connection, run, len(now)) != schema.NOT_THERE
+    after = Amounts(before.b + mine.b, before.d + mine.d, before.e + mine.e)
+    left = now.allowed.left_after(after)
+    gone = (left.b == 0) | (left.d == 0)
+    rest = Amounts(np.where(gone, 0, left.b), left.d, np.zeros_like(left.e))
+    columns = [
+        _epsilons(before, now.delta, kappa),
+        _epsilons(mine, now.delta, kappa),
+        np.where(np.isinf(now.epsilon), np.inf, _epsilons(rest, now.delta, kappa)),
+        before.b / np.maximum(now.allowed.b, 1),
+        mine.b / np.maximum(now.allowed.b, 1),
+    ]
+    unused = (mine.b == 0) & (mine.d == 0) & (mine.e == 0)
+    above = listed & ~now.allowed.covers(before) & (now.epsilon > 0)
+    pairs, place = _tiers_of(now.epsilon[listed], now.delta[listed])
+    tiers = []
+    for index, (epsilon, delta) in enumerate(pairs):
+        members = np.flatnonzero(listed)[place == index]
+        means = [float(column[members].mean()) for column in columns]
+        tiers.append(
+            TierShare(
+                epsilon=float(epsilon),
+                delta=float(delta),
+                people=members.size,
+                spent_before=means[0],
+                this_run=means[1],
+                left=means[2],
+                share_before=means[3],
+                share_this_run=means[4],
+                unused=int(unused[members].sum()),
+            )
+        )
+    return Statement(found.number, found.name, tuple(tiers), int(above.sum()))
+
+
+def _kappas(connection: Connection) -> FloatArray:
+    query = select(schema.people.c.kappa).order_by(schema.people.c.number)
+    return columns_of(connection, query, [float])[0]
 
 
 MOST_TIERS = 12
 
 
-def _coarser(
-    epsilon: FloatArray, delta: FloatArray
-) -> tuple[FloatArray, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _tiers_of(epsilon: FloatArray, delta: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Find the tiers, and everybody's place among them: each pair its own, or ranges if there are many."""
+    code = np.unique(epsilon, return_inverse=True)[1] * (1 + np.unique(delta).size)
+    code = code + np.unique(delta, return_inverse=True)[1]
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    if first.size > MOST_TIERS:
+        return _coarser(epsilon, delta)
+    return np.stack([epsilon[first], delta[first]], axis=1), place.reshape(-1)
+
+
+def _coarser(epsilon: FloatArray, delta: FloatArray) -> tuple[FloatArray, IntArray]:
     """Tiers at quantiles of epsilon, each named by the least that its people allow."""
     edges = np.unique(
         np.quantile(

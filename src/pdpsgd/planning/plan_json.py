@@ -32,6 +32,7 @@ def write(
     notes: Sequence[str] = (),
     not_for_release: str | None = None,
     history_fixed: bool = False,
+    ledger: tuple[str, int | None] | None = None,
     roster: Roster | None = None,
     people_digest: str | None = None,
     indent: int | None = 1,
@@ -51,6 +52,7 @@ def write(
         notes: remarks for people.
         not_for_release: why nothing that follows the plan may be released; the file itself then says so too.
         history_fixed: the plan was fixed before any result of the plans in its history was seen.
+        ledger: the ledger that the budgets come from, and the number of the run there.
         roster: who is on which level, where (epsilon, delta) alone do not say it.
         people_digest: a public fingerprint of who is on which level.
         indent: spaces per nesting level of the text, or None for one line.
@@ -70,6 +72,7 @@ def write(
         "rounds": [_round(r) for r in rounds],
         **({"notes": list(notes)} if notes else {}),
         **({"history_fixed": True} if history_fixed else {}),
+        **({} if ledger is None else {"ledger": _ledger(*ledger)}),
     }
     if roster is not None:
         document["people"] = {"ids": roster.ids.tolist(), "levels": roster.level.tolist()}
@@ -108,6 +111,7 @@ def read(text: str) -> dict[str, Any]:
         ),
         "not_for_release": _read_mark(document),
         "history_fixed": document.get("history_fixed") is True,
+        "ledger": _read_ledger(document),
         "roster": _read_roster(document, len(levels)),
         "stated_people": _read_people_digest(document),
     }
@@ -121,6 +125,20 @@ def _read_mark(document: dict[str, Any]) -> str | None:
     if _text("bookkeeping", document) != "sound":
         return f"Its bookkeeping is {document['bookkeeping']!r}, which does not keep the promise."
     return None
+
+
+def _ledger(name: str, run: int | None) -> dict[str, Any]:
+    return {"id": name} if run is None else {"id": name, "run": run}
+
+
+def _read_ledger(document: dict[str, Any]) -> tuple[str, int | None] | None:
+    """The ledger that the budgets come from, and the number of the run there once it is reserved."""
+    mark = document.get("ledger")
+    if mark is None:
+        return None
+    found = mapping("ledger", mark)
+    run = found.get("run")
+    return text_of("ledger.id", found.get("id")), None if run is None else whole("ledger.run", run)
 
 
 def _level(level: Level) -> dict[str, Any]:

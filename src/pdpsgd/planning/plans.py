@@ -34,6 +34,14 @@ _PROVEN: set[int] = set()
 
 
 @dataclass(frozen=True)
+class LedgerMark:
+    """The ledger whose people a plan is for: its id, and the number of the run once it is reserved there."""
+
+    id: str
+    run: int | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """A whole training run, as far as privacy is concerned.
 
@@ -54,6 +62,8 @@ class Plan:
     """Why the plan does not keep its promise, as a sentence; its files then are not public either."""
     history_fixed: bool = False
     """Whether the plan was fixed before any result of the earlier plans that it counts was seen."""
+    ledger: LedgerMark | None = None
+    """The ledger that the plan's budgets come from; a run that is not entered there is not for release."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     roster: Roster | None = field(default=None, compare=False, repr=False)
     stated_people: str | None = field(default=None, compare=False, repr=False)
@@ -168,7 +178,9 @@ class Plan:
             "rounds",
             "notes",
         )
-        return {name: getattr(self, name) for name in (*names, "not_for_release", "history_fixed")}
+        mark = None if self.ledger is None else (self.ledger.id, self.ledger.run)
+        fields = {name: getattr(self, name) for name in (*names, "not_for_release", "history_fixed")}
+        return {**fields, "ledger": mark}
 
     def _roster_to_write(self) -> Roster | None:
         """The roster, where (epsilon, delta) alone do not say who is on which level."""
@@ -212,7 +224,9 @@ class Plan:
         """
         from pdpsgd.planning.plan_json import read
 
-        plan = cls(**read(text))
+        fields = read(text)
+        mark = fields.pop("ledger")
+        plan = cls(**fields, ledger=None if mark is None else LedgerMark(*mark))
         if plan.stated_people is not None and plan.people_digest not in (None, plan.stated_people):
             fail("Expected people whose digest is people_digest. Got others: one of the two was changed.")
         if verify and plan.not_for_release is None:

@@ -95,8 +95,10 @@ def verdict(
     test_double: bool = False,
     schema_from_data: bool = False,
     ledger_off: bool = False,
+    in_ledger: str | None = None,
     unseen_code: Sequence[str] = (),
     without_promise: int = 0,
+    above_consent: int = 0,
 ) -> Verdict:
     """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
 
@@ -110,9 +112,11 @@ def verdict(
         weak_generator: name of the generator of samples and noise, if it is not cryptographic.
         test_double: noise was left out, recorded or injected, as tests do.
         schema_from_data: ranges, categories or classes were learned from the private data.
-        ledger_off: these people have a ledger, and the run was not entered in it.
+        ledger_off: no ledger was kept where there should be one, so that the run is not counted later.
+        in_ledger: id of the ledger that the run was entered in; a plan that comes from another one counts as off.
         unseen_code: what the guards could not see through, one short description each.
         without_promise: people outside the plan whose records are used all the same, such as test people.
+        above_consent: people of the ledger from whom more was taken before than they allow now.
 
     Returns:
         The verdict with all its reasons, those against a release first.
@@ -125,7 +129,7 @@ def verdict(
         "test-double": test_double and "Noise was left out, recorded or injected, as in a test.",
         "schema-from-data": schema_from_data
         and "Ranges, categories or classes were learned from the private data, which nothing accounts for.",
-        "ledger-off": ledger_off
+        "ledger-off": (ledger_off or (plan.ledger is not None and plan.ledger.id != in_ledger))
         and "The run was not entered in these people's ledger, so it is not counted later.",
         "unseen-code": bool(unseen_code)
         and f"The guards could not see through some code: {'; '.join(unseen_code)}.",
@@ -134,7 +138,7 @@ def verdict(
         *_against_plan(plan, verified),
         *(Reason(code, sentence) for code, sentence in circumstances.items() if sentence),
     ]
-    exceptions = _exceptions(plan, without_promise)
+    exceptions = _exceptions(plan, without_promise, above_consent)
     outcome = NOT_FOR_RELEASE if against else EXCEPT if exceptions else HOLDS
     return Verdict(outcome, plan.people + without_promise, (*against, *exceptions))
 
@@ -160,7 +164,7 @@ def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:
     return found
 
 
-def _exceptions(plan: Plan, without_promise: int) -> list[Reason]:
+def _exceptions(plan: Plan, without_promise: int, above_consent: int) -> list[Reason]:
     """For whom the promise does not hold, and why."""
     over = [
         x for x in plan.levels if x.people and x.proven_epsilon is not None and x.proven_epsilon > x.epsilon
@@ -182,6 +186,9 @@ def _exceptions(plan: Plan, without_promise: int) -> list[Reason]:
                 people,
             )
         )
+    if above_consent:
+        sentence = f"Earlier runs have spent more than {_people(above_consent)} now allow; this run does not use them."
+        found.append(Reason("above-budget", sentence, above_consent))
     if unlimited:
         found.append(
             Reason("no-protection-asked", f"{_people(unlimited)} asked for no protection.", unlimited)

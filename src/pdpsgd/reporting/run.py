@@ -16,6 +16,7 @@ from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE, verdict
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.audit import audit_parts
 from pdpsgd.reporting.charts import PAGE
+from pdpsgd.reporting.over_time import over_time_parts
 from pdpsgd.reporting.plan import (
     Check,
     check_of,
@@ -50,6 +51,9 @@ def run_page(run: Run) -> str:
     sections = [
         parts.Section("Overview", "At a glance", _overview(run)),
         parts.Section("Promise", "What was promised, and what is proven", *promise_parts(run.plan)),
+        parts.Section(
+            "All runs", "Over all runs on these people", *over_time_parts(run.result.get("ledger"))
+        ),
         parts.Section("Use", "How much of what people allow was used", *used_parts(run.plan)),
         parts.Section(
             "Rates and noise",
@@ -63,7 +67,7 @@ def run_page(run: Run) -> str:
         parts.Section("Check it", "How to check this yourself", *verify_parts(run.plan, check)),
     ]
     if run.audit is not None:
-        sections.insert(6, parts.Section("Audit", "What attacks could measure", *audit_parts(run.audit)))
+        sections.insert(7, parts.Section("Audit", "What attacks could measure", *audit_parts(run.audit)))
     return parts.page(
         title=f"Privacy report: {name}", kind="Training run", verdict=_verdict(run, check), sections=sections
     )
@@ -88,9 +92,8 @@ def _verdict(run: Run, check: Check) -> str:
             "This run has no verdict.",
             "It was made by an earlier version. To publish a model, train again.",
         )
-    of_plan = verdict(
-        plan, verified=True
-    )  # what the plan itself says against it, whatever the run's file says
+    # What the plan itself says against it, whatever the run's file says.
+    of_plan = verdict(plan, verified=True, in_ledger=(run.result.get("ledger") or {}).get("id"))
     if found["outcome"] == HOLDS and of_plan.outcome != HOLDS:
         found = of_plan.to_dict()
     reasons = " ".join(reason["sentence"] for reason in found["reasons"])
@@ -236,7 +239,8 @@ def _meaning(run: Run) -> str:
         "Not protected: being on the list of people, and the (epsilon, delta) that a person allows. Both "
         "are public.",
         "It holds for the model and everything in public/ of the run's folder. "
-        "It adds up: another run on the same people spends more, unless its plan counts this one as history.",
+        "It adds up: another run on the same people spends more, unless it is in the same ledger or its plan counts "
+        "this one as history.",
         "It assumes that settings were not tuned by looking at the private data, and that the randomness "
         "stays secret.",
         "It is about what a record adds. What can be learned about a person from everybody else's records "
@@ -248,7 +252,7 @@ def _meaning(run: Run) -> str:
 
 
 def _settings(run: Run) -> list[str]:
-    left_out = ("classes", "notes")
+    left_out = ("classes", "notes", "ledger")
     settings = {name: value for name, value in run.settings.items() if name not in left_out}
     plan = {
         "mechanism": run.plan.mechanism,

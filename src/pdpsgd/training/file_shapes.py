@@ -43,12 +43,32 @@ RESULT = {
     "parameters": Optional(int),
     "seconds": Optional(Range(0)),
     "versions": Optional(Each(str)),
+    "ledger": Optional(
+        {
+            "id": str,
+            "run": int,
+            "head": str,
+            "tiers": [
+                {
+                    "epsilon": _EPSILON,
+                    "delta": _SHARE,
+                    "people": int,
+                    "spent_before": _EPSILON,
+                    "this_run": _EPSILON,
+                    "left": _EPSILON,
+                    "share_before": Range(0),
+                    "share_this_run": Range(0),
+                }
+            ],
+        }
+    ),
 }
+RESERVATION = {"ledger": str, "token": str}
 HISTORY = {
     "step": int,
     "test_accuracy": Optional(_SHARE),
     "by_tier": Optional(Each(Optional(_SHARE))),
-    "test_loss": ANY,
+    "test_loss": Optional(ANY),
 }
 AUDIT = {
     "passed": bool,

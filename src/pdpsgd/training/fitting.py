@@ -17,6 +17,9 @@ from pdpsgd.engine.checkpoints import erase_key
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
+from pdpsgd.errors import fail
+from pdpsgd.ledger import Ledger
+from pdpsgd.training.booking import book, settle, under
 from pdpsgd.training.components import (
     Augment,
     Loss,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from pdpsgd.ledger import ReservedRun
     from pdpsgd.planning.plans import Plan
     from pdpsgd.planning.verdict import Verdict
 
@@ -67,6 +71,8 @@ class TrainingResult:
     seconds: float
     verdict: Verdict
     run_folder: Path | None
+    ledger: Mapping[str, Any] | None = None
+    """The run's place in a ledger, and what it took of what people allow over all runs, by tier."""
 
     @property
     def release_note(self) -> str | None:
@@ -106,6 +112,7 @@ class TrainingResult:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "seconds": self.seconds,
             "versions": dict(self.versions),
+            **({} if self.ledger is None else {"ledger": dict(self.ledger)}),
         }
 
 
@@ -147,6 +154,9 @@ def fit(
     resume: bool | None = None,
     sensitive: bool | None = None,
     progress: bool | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    spend: str | float | None = None,
+    reservation: ReservedRun | None = None,
 ) -> TrainingResult:
     """Plan, train privately, evaluate: one call.
 
@@ -196,6 +206,10 @@ def fit(
         resume: Whether to continue the run in `run_folder`.
         sensitive: Whether to log batch sizes and training losses, in `private/` of the run folder.
         progress: Whether to show a progress bar (default).
+        ledger: The ledger of these people, or its place. The run is reserved there, started before the first record
+            is read, and finished at the end; `budgets` then say what people allow over all runs together.
+        spend: What the run takes of what people have left there: "0.25" (default), "1 of 12" of the whole, or "all".
+        reservation: A run that is reserved already (`Ledger.hold`), instead of `ledger` and `spend`.
 
     Returns:
         The trained model, what it cost each level, and how good it is on the test people.
@@ -215,16 +229,43 @@ def fit(
         test_budgets=test_budgets,
         test_tiers=test_tiers,
     )
-    trainer = _trainer(model, inputs, chosen.plan_or(plan, inputs.budgets), chosen)
-    trainer.run(
-        evaluate_every=chosen.evaluate_every,
-        checkpoint_every=chosen.checkpoint_every,
-        progress=chosen.progress,
-    )
-    return _finish(trainer, inputs)
+    if reservation is None and chosen.ledger is not None:
+        reservation = _book(chosen, inputs, plan)
+    with under(reservation):
+        made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
+        trainer = _trainer(model, inputs, made, chosen, reservation)
+        trainer.run(
+            evaluate_every=chosen.evaluate_every,
+            checkpoint_every=chosen.checkpoint_every,
+            progress=chosen.progress,
+        )
+        return _finish(trainer, inputs, reservation)
 
 
-def _trainer(model: nn.Module, inputs: TrainingInputs, plan: Plan, options: TrainingOptions) -> Trainer:
+def _book(options: TrainingOptions, inputs: TrainingInputs, plan: Plan | None) -> ReservedRun:
+    """Reserve the run in its ledger, or take up the reservation of the run folder."""
+    ledger = options.ledger if isinstance(options.ledger, Ledger) else Ledger(options.ledger)
+    folder = None if options.run_folder is None else RunFolder(options.run_folder)
+    if folder is not None:
+        settle(ledger, folder)
+        folder.check_is_free(
+            resume=options.resume, folder=f"run_folder={str(folder.path)!r}", go_on="resume=True"
+        )
+    if inputs.budgets is None and inputs.record_ids is None:
+        fail(
+            "Expected record_ids (the person of each record), or budgets in the order of the records, to know whose "
+            "record is whose on the ledger's list. Got neither."
+        )
+    return book(ledger, budgets=inputs.budgets, options=options, plan=plan, folder=folder)
+
+
+def _trainer(
+    model: nn.Module,
+    inputs: TrainingInputs,
+    plan: Plan,
+    options: TrainingOptions,
+    reservation: ReservedRun | None,
+) -> Trainer:
     """Make the trainer of a run, and let it begin or resume."""
     folder = None if options.run_folder is None else RunFolder(options.run_folder).make()
     physical = _physical_batch_size(model, options, folder)
@@ -259,7 +300,8 @@ def _trainer(model: nn.Module, inputs: TrainingInputs, plan: Plan, options: Trai
         optimizer,
         resume=options.resume,
         plan=plan,
-        budgets=inputs.budgets,
+        budgets=inputs.budgets if reservation is None else None,  # a reserved plan knows its people
+        reservation=reservation,
         data_loader=inputs.records,
         record_ids=inputs.record_ids,
         record_of_person=inputs.record_of_person,
@@ -306,7 +348,9 @@ def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]
     return {name: source for name, source in options.sources.items() if name in names and source != "default"}
 
 
-def _finish(trainer: Trainer, inputs: TrainingInputs) -> TrainingResult:
+def _finish(
+    trainer: Trainer, inputs: TrainingInputs, reservation: ReservedRun | None = None
+) -> TrainingResult:
     """Put the result together, write it, and forget the key."""
     engine, plan, folder = trainer.engine, trainer.plan, trainer.folder
     models = trainer.models()
@@ -328,14 +372,17 @@ def _finish(trainer: Trainer, inputs: TrainingInputs) -> TrainingResult:
             schema_from_data=inputs.learned_from_data,
             without_promise=inputs.without_promise,
             unseen_code=unknown,
+            ledger_off=inputs.ledger_off,
         ),
         run_folder=None if folder is None else folder.path,
+        ledger=None if reservation is None else reservation.description(),
     )
     if folder is not None and engine.ranks.first:
         folder.write_history(trainer.history)
         folder.write_model(model)
-        if inputs.budgets is not None:
-            folder.write_promises(plan, inputs.budgets)
+        promised = inputs.budgets if reservation is None else reservation.promises()
+        if promised is not None:
+            folder.write_promises(plan, promised)
         folder.write_result(result.to_dict())
         erase_key(folder.checkpoint)
     engine.close()

@@ -24,7 +24,7 @@ class TrainingInputs:
 
     `name`, `classes`, `notes` and `schema` are known where the records were read by `load_people`.
     `learned_from_data` says that ranges, categories or classes were, and `without_promise` counts test people who
-    said what they allow and are promised nothing.
+    said what they allow and are promised nothing. `ledger_off` says that a ledger should be kept of them, and is not.
     """
 
     records: Any
@@ -39,6 +39,7 @@ class TrainingInputs:
     schema: Schema | None = None
     learned_from_data: bool = False
     without_promise: int = 0
+    ledger_off: bool = False
 
     @classmethod
     def from_people(

@@ -261,6 +261,8 @@ class TrainingOptions(PlanOptions):
         kind=bool,
         shown=False,
     )
+    ledger: Any = option(None, "ledger of these people", panel=PLAN, kind=None)
+    spend: str | float = option("0.25", "share of what people have left in the ledger", panel=PLAN, kind=None)
     progress: bool = option(True, "progress bar on the error stream", panel=OUTPUT, kind=None)
     plan_options: Mapping[str, Any] = option({}, "further arguments of pdpsgd.plan", panel=PLAN, kind=None)
 

@@ -17,6 +17,7 @@
 | **`private/`** | **the operator's own** |
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
 | `checkpoint.journal` | digests of the sums since the checkpoint; as secret as the key |
+| `reservation.json` | only with a ledger: the token under which the run is reserved in it |
 | `steps.jsonl` | only if asked for: batch sizes, training losses |
 | `schema-draft.toml` | a schema that was read from the records, until somebody confirms it |
 | `audit.json` | what an audit computed from people's records |
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdpsgd.budgets.files import check_shape, parse_json, read_text
 from pdpsgd.errors import fail
-from pdpsgd.training.file_shapes import AUDIT, HISTORY, RESULT, SETTINGS
+from pdpsgd.training.file_shapes import AUDIT, HISTORY, RESERVATION, RESULT, SETTINGS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -160,8 +161,18 @@ class RunFolder:
         write_atomically(self.public / "history.jsonl", "".join(lines))
 
     def write_promises(self, plan: Plan, budgets: Budgets) -> None:
-        """Write for each person on the list what they asked for, and what is proven for them."""
-        levels = plan.level_of_person(budgets).tolist()
+        """Write for each person on the list what they asked for, and what is proven for them.
+
+        With a ledger, what they asked for is over all runs together, and what is proven is of this run.
+        """
+        from pdpsgd.planning.levels import match_ids
+
+        if (
+            plan.ledger is not None and plan.roster is not None
+        ):  # budgets are over all runs, levels of this one
+            levels = match_ids(plan.roster, budgets).tolist()
+        else:
+            levels = plan.level_of_person(budgets).tolist()
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(("id", "asked_epsilon", "asked_delta", "proven_epsilon", "proven_delta", "level"))
@@ -193,6 +204,17 @@ class RunFolder:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write the summary; its presence means that the run has ended."""
         self._write_json("result.json", result)
+
+    def write_reservation(self, ledger: str, token: str) -> None:
+        """Note the reservation of this run, before it is made."""
+        self.make()
+        self._write_json("reservation.json", {"ledger": ledger, "token": token}, folder=PRIVATE)
+
+    def read_reservation(self) -> dict[str, str] | None:
+        """Read under which token the run is reserved in which ledger; None where there is none."""
+        if not (self.path / PRIVATE / "reservation.json").exists():
+            return None
+        return self._read_json("reservation.json", RESERVATION, folder=PRIVATE)
 
     def add_sensitive(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append what must not be published, readable by its owner only."""
@@ -276,8 +298,8 @@ class RunFolder:
     def _write_json(self, name: str, value: Mapping[str, Any], *, folder: str = PUBLIC) -> None:
         write_atomically(self.path / folder / name, json.dumps(to_jsonable(value), indent=1) + "\n")
 
-    def _read_json(self, name: str, shape: Any) -> dict[str, Any]:
-        path = self.public / name
+    def _read_json(self, name: str, shape: Any, *, folder: str = PUBLIC) -> dict[str, Any]:
+        path = self.path / folder / name
         read: dict[str, Any] = parse_json(read_text(path, "a JSON file"), repr(str(path)))
         check_shape(str(path), read, shape)
         return read

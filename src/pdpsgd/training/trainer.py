@@ -126,8 +126,10 @@ class Trainer:
             if self.engine.ranks.first:
                 folder.journal.unlink(missing_ok=True)
                 folder.write_plan(self.plan)
+                reservation = private.get("reservation")
+                place = {} if reservation is None else {"ledger": reservation.description()}
                 folder.write_settings(
-                    {**self.settings, "plan": without_people(self.plan).digest, **self.description}
+                    {**self.settings, "plan": without_people(self.plan).digest, **self.description, **place}
                 )
                 if self.schema is not None:
                     folder.write_schema(self.schema)

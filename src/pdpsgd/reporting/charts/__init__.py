@@ -1,5 +1,13 @@
 """Charts of plans, runs and comparisons, as Altair charts: for files, and for the report page."""
 
+from pdpsgd.reporting.charts.over_time import (
+    save_ledger_chart,
+    share_rows,
+    shares_left_chart,
+    tier_names,
+    timeline_chart,
+    timeline_rows,
+)
 from pdpsgd.reporting.charts.plans import (
     budgets_chart,
     level_name,
@@ -39,14 +47,20 @@ __all__ = [
     "promise_chart",
     "rates_chart",
     "save_comparison_chart",
+    "save_ledger_chart",
     "save_plan_chart",
     "seed_rows",
     "seeds_chart",
     "selected_levels",
+    "share_rows",
     "shares_chart",
+    "shares_left_chart",
     "spending",
     "spending_chart",
     "styled",
+    "tier_names",
+    "timeline_chart",
+    "timeline_rows",
     "used_chart",
     "used_rows",
 ]

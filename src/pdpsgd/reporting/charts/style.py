@@ -84,9 +84,9 @@ def levels_color(names: list[str], palette: Palette, *, title: str | None = None
     return _color("level" if title is None else title, names, palette.of_levels(len(names)), title=title)
 
 
-def series_color(names: list[str], palette: Palette) -> Any:
+def series_color(names: list[str], palette: Palette, *, colors: list[str] | None = None) -> Any:
     """Return colors that tell series apart, with a legend; a single one needs none."""
-    colors = [palette.series[i % len(palette.series)] for i in range(len(names))]
+    colors = colors or [palette.series[i % len(palette.series)] for i in range(len(names))]
     return _color("series", names, colors) if len(names) > 1 else altair_module().value(palette.accent)
 
 

@@ -1,0 +1,138 @@
+"""The ledger that `pdpsgd train` keeps: which one, and what is said of it before a run starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdpsgd.cli.shared import PEOPLE, LedgerOptions, Screen
+from pdpsgd.errors import fail
+from pdpsgd.training.options import option
+
+if TYPE_CHECKING:
+    from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.ledger import Ledger, ReservedRun
+    from pdpsgd.training.run_folder import RunFolder
+
+DEFAULT_PLACE = "people.ledger"
+"""Where `pdpsgd train` and `pdpsgd ledger` look, unless --ledger or PDPSGD_LEDGER name another place."""
+VARIABLE = "PDPSGD_LEDGER"
+
+
+def default_place() -> str:
+    """Return the place of the ledger that nobody has to name."""
+    return os.environ.get(VARIABLE) or DEFAULT_PLACE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLedger(LedgerOptions):
+    """The ledger of a training run: kept by default for one's own data."""
+
+    no_ledger: bool = option(
+        False,
+        "no ledger of own data: the run is not counted later, and not for release",
+        panel=PEOPLE,
+        kind=bool,
+        names=("--no-ledger",),
+        shown=False,
+    )
+    reservation: int | None = option(
+        None, "number of a run that is reserved in the ledger already", panel=PEOPLE, kind=int
+    )
+
+    def __post_init__(self, from_file: Collection[str]) -> None:
+        super().__post_init__(from_file)
+        if self.no_ledger and (self.ledger is not None or self.reservation is not None):
+            fail("Expected --ledger (or --reservation), or --no-ledger. Got both.")
+
+    def place(self, *, own_data: bool, counted_otherwise: bool) -> str | None:
+        """Find the ledger's place; None where none is to be kept.
+
+        Args:
+            own_data: Whether the records are people's own, rather than a benchmark's.
+            counted_otherwise: Whether runs are counted by their plans (--history, --plan), or what people allow is
+                made up (--tiers): nobody is enrolled for that unless --ledger says so.
+        """
+        if self.ledger is not None:
+            return self.ledger
+        if self.no_ledger or (counted_otherwise and self.reservation is None):
+            return None
+        return default_place() if own_data or self.reservation is not None else None
+
+    @property
+    def listed(self) -> Callable[[], Budgets] | None:
+        """Read the list of people from the ledger, where one is named that may have it."""
+        if self.ledger is None and self.reservation is None:
+            return None
+        return self._read_list
+
+    def _read_list(self) -> Budgets:
+        from pdpsgd.ledger import Ledger
+
+        ledger = Ledger(self.ledger or default_place())
+        return ledger.everybody() if self.reservation is None else ledger.consents_of(self.reservation)
+
+
+def knows_some(place: str, people: Budgets | None) -> bool:
+    """Tell whether the ledger at a place, if there is one, has any of these people in it."""
+    from pdpsgd.ledger import Ledger
+
+    if people is None or not people.named or ("://" not in place and not Path(place).exists()):
+        return False
+    return Ledger(place).knows_some(people.ids)
+
+
+def settle_folder(place: str, folder: RunFolder) -> None:
+    """Finish the run of a finished folder in its ledger, if its process was killed before it did."""
+    from pdpsgd.ledger import Ledger
+    from pdpsgd.training.booking import settle
+
+    if folder.read_reservation() is not None:
+        settle(Ledger(place), folder)
+
+
+def open_or_create(place: str, screen: Screen) -> Ledger:
+    """Open the ledger; a file that is not there yet is made, and announced."""
+    from pdpsgd.ledger import Ledger
+
+    if "://" not in place and not Path(place).exists():
+        made = Ledger.create(place)
+        screen.say(
+            f"New ledger: {place}. It keeps what people allow over all runs, and what each run takes of it; keep it "
+            "with the data (`pdpsgd ledger show`)."
+        )
+        return made
+    return Ledger(place)
+
+
+def announce(reserved: ReservedRun, place: str, spend: str, screen: Screen) -> None:
+    """Say, before the run starts, what it takes of what people have left."""
+    if screen.quiet:
+        return
+    from rich.table import Table
+
+    said = reserved.statement
+    people = sum(tier.people for tier in said.tiers)
+    screen.say(f"Run {said.run} in the ledger {place} takes, of what {people:,} people allow over all runs:")
+    table = Table("allowed", "at delta", "people", "spent before", "this run", "left after it")
+    for tier in said.tiers:
+        table.add_row(
+            f"{tier.epsilon:g}",
+            f"{tier.delta:g}",
+            f"{tier.people:,}",
+            f"{tier.spent_before:.3g}",
+            f"{tier.this_run:.3g}",
+            f"{tier.left:.3g}",
+        )
+    screen.table(table)
+    screen.say(
+        "(Epsilons do not add up: their mu^2 do.) It stays charged whatever becomes of the run. "
+        + (
+            "--spend all takes everything."
+            if spend not in ("all", "1", "1.0")
+            else "Nothing is left for later runs on these people."
+        )
+    )

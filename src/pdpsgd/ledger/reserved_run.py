@@ -1,0 +1,163 @@
+"""`ReservedRun`: a run of a ledger, in the hands of the process that trains it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.errors import PdpsgdError, fail, warn
+from pdpsgd.ledger.database import LedgerUnavailable
+from pdpsgd.ledger.values import Run, Statement
+from pdpsgd.planning.plans import Plan
+
+SECONDS_BETWEEN_CHECKS = 2.0
+"""How long a process that was replaced may go on at most; its steps are those of the process that replaced it."""
+
+
+class Book(Protocol):
+    """What a ledger does for a run that is in training."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+    @property
+    def head(self) -> str: ...  # noqa: D102
+    def run(self, number: int) -> Run: ...  # noqa: D102
+    def start(self, run: int) -> int: ...  # noqa: D102
+    def resume(self, run: int) -> int: ...  # noqa: D102
+    def finish(self, run: int, attempt: int) -> None: ...  # noqa: D102
+    def kill(self, run: int, attempt: int) -> None: ...  # noqa: D102
+    def cancel(self, run: int) -> None: ...  # noqa: D102
+    def check_attempt(self, run: int, attempt: int) -> None: ...  # noqa: D102
+    def statement(self, run: int) -> Statement: ...  # noqa: D102
+    def consents_of(self, run: int) -> Budgets: ...  # noqa: D102
+
+
+class ReservedRun:
+    """A reservation under which this process trains: `make_private(reservation=...)`, `fit(reservation=...)`.
+
+    Guarantee: `begin` has committed the run as running, under the consents of that moment, before it returns; nobody
+    else trains under the same attempt. The charge was fixed when the run was reserved, and nothing here changes it.
+
+    Args:
+        book: the ledger.
+        run: the run, reserved in it.
+        plan: the plan that was reserved, with its people.
+        watches: whether this process moves the run's state; False on all ranks but the first.
+    """
+
+    def __init__(self, book: Book, run: Run, plan: Plan, *, watches: bool = True) -> None:
+        self.book = book
+        self.plan = plan
+        self.number, self.name = run.number, run.name
+        self.state, self.attempt = run.state, run.attempt
+        self._watches = watches
+        self._begun = False
+        self._statement: Statement | None = None
+        self._promises: Budgets | None = None
+        self._head = ""
+        self._checked = time.monotonic()
+        self._warned = False
+
+    @property
+    def ledger_id(self) -> str:
+        """The id of the ledger."""
+        return self.book.id
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has begun the run, so that it may read records."""
+        return self._begun
+
+    @property
+    def statement(self) -> Statement:
+        """What the run takes of what its people allow over all runs."""
+        if self._statement is None:
+            self._statement = self.book.statement(self.number)
+        return self._statement
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse to train by another plan, or on other people, than was reserved."""
+        reserved = self.plan
+        same = (
+            [r.exposure(i) for r in plan.rounds for i in range(len(plan.levels))]
+            == [r.exposure(i) for r in reserved.rounds for i in range(len(reserved.levels))]
+            and len(plan.levels) == len(reserved.levels)
+            and plan.people_digest == reserved.people_digest
+        )
+        if not same:
+            fail(
+                f"Expected the plan and the people of run {self.number}, as they were reserved in the ledger. Got "
+                "others: train by reservation.plan, or reserve this plan."
+            )
+
+    def begin(self, *, watches: bool = True) -> None:
+        """Start the run, or take it over if it was started before; to be called before any record is read.
+
+        On all ranks but the first, `watches` is False: one process moves the state of a run.
+        """
+        if self._begun:
+            return
+        self._watches = self._watches and watches
+        if self._watches:
+            run = self.book.run(self.number)
+            begin = self.book.start if run.state == "reserved" else self.book.resume
+            self.attempt = begin(self.number)
+            self._statement = self.book.statement(self.number)
+            self._promises = self.book.consents_of(self.number)
+            self._head = self.book.head
+        self.state, self._begun = "running", True
+        self._checked = time.monotonic()
+
+    def check(self, *, now: bool = False) -> None:
+        """Stop this process if another one has taken the run over; asks the ledger every few seconds.
+
+        A ledger out of reach does not stop a run that is charged already: it is asked again.
+        """
+        if not (self._watches and self._begun and self.state == "running"):
+            return
+        if not now and time.monotonic() - self._checked < SECONDS_BETWEEN_CHECKS:
+            return
+        self._checked = time.monotonic()
+        try:
+            self.book.check_attempt(self.number, self.attempt)
+        except LedgerUnavailable as error:
+            if not self._warned:
+                warn(f"{error} The run is charged, and goes on.")
+            self._warned = True
+
+    def finish(self) -> None:
+        """End the run; it stays charged in full."""
+        if self._watches and self._begun:
+            self.book.finish(self.number, self.attempt)
+        self.state = "finished"
+
+    def give_up(self) -> None:
+        """End the run after an error: cancelled if it has not begun, else killed, charged and free to be resumed."""
+        if not self._watches or self.state in ("finished", "killed", "cancelled"):
+            return
+        # The error that led here is what the user must see; what cannot be told to the ledger stays charged.
+        with suppress(PdpsgdError):
+            if self._begun:
+                self.book.kill(self.number, self.attempt)
+                self.state = "killed"
+            elif self.book.run(self.number).state == "reserved":
+                self.book.cancel(self.number)
+                self.state = "cancelled"
+
+    def promises(self) -> Budgets:
+        """Return what the people on the run's list allowed over all runs when it began."""
+        return self.book.consents_of(self.number) if self._promises is None else self._promises
+
+    def description(self) -> dict[str, Any]:
+        """Describe the reservation for the files of a run: public, from consents and charges alone."""
+        return {
+            "id": self.ledger_id,
+            "run": self.number,
+            "attempt": self.attempt,
+            "head": self._head,
+            "above_consent": self.statement.above_consent,
+            "tiers": [asdict(tier) for tier in self.statement.tiers],
+        }
