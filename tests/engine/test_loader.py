@@ -171,7 +171,7 @@ def test_a_record_of_somebody_who_is_not_on_the_list_is_refused(private, helpers
     ("options", "message"),
     [
         ({"records": 3}, "one record for each of the 4 people"),
-        ({"records": 2, "record_ids": [0, 0]}, "one record a person"),
+        ({"records": 2, "record_ids": [0, 0]}, "one record per person"),
         ({"records": 2, "record_ids": [0]}, "one id for each of the 2 records"),
         ({"records": 2, "record_of_person": [0, 1]}, "for each of the 4 people"),
         ({"records": 2, "record_of_person": [0, 1, 2, -1]}, "from 0 to 1, or -1"),

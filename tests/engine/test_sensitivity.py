@@ -1,6 +1,7 @@
-"""The noise-free sums of the real engine, with and without one person's record, are within that person's C_i.
+"""The noise-free sums of the real engine, with and without one person's records, are within that person's C_i.
 
-Searched over models, precisions, reductions, sizes, extreme values, physical batches and views. The same key draws the
+Searched over models, precisions, reductions, sizes, extreme values, physical batches, views and, where people have many
+records, who has how many of which how many take part (K). The same key draws the
 same people, so what differs is the record alone; distances are taken of what noise is added to.
 """
 
@@ -108,6 +109,7 @@ class Case:
     alike: bool
     seed: int
     rate: float = 1.0
+    most: int | None = None
 
 
 @st.composite
@@ -115,6 +117,7 @@ def cases(draw: st.DrawFn) -> Case:
     kind = draw(st.sampled_from(list(KINDS)))
     people = draw(st.sampled_from([1, 2, 6, 9, 70, 150]))
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float64, torch.bfloat16]))
+    most = draw(st.sampled_from([None, 1, 2, 16]))
     size = st.sampled_from([0.0, 1e-30, 1e-6, 1.0, 1.0, 30.0, 1e6, 1e18, 1e30])
     return Case(
         kind=kind,
@@ -122,7 +125,7 @@ def cases(draw: st.DrawFn) -> Case:
         reduction="sum" if dtype == torch.bfloat16 else draw(st.sampled_from(["mean", "sum"])),
         people=people,
         person=draw(st.integers(0, people - 1)),
-        limit=draw(st.sampled_from([None, None, 3, 64])),
+        limit=draw(st.sampled_from([None, None, *((3, 64) if most is None else (32, 64))])),
         views=draw(st.sampled_from([1, 1, 2])),
         own=draw(st.one_of(size, st.sampled_from([float("nan"), float("inf"), -1e38]))),
         others=draw(size),
@@ -130,33 +133,43 @@ def cases(draw: st.DrawFn) -> Case:
         alike=draw(st.booleans()),
         seed=draw(st.integers(0, 999)),
         rate=draw(st.sampled_from([1.0, 1.0, 0.5])),
+        most=most,
     )
+
+
+def persons(case: Case) -> np.ndarray:
+    """Return the person of each record: one each, or any number from none to 20, of which the person has some."""
+    if case.most is None:
+        return np.arange(case.people)
+    counts = np.random.default_rng(case.seed).choice([0, 1, 1, 2, 5, 20], case.people)
+    counts[case.person] = max(1, counts[case.person])
+    return np.repeat(np.arange(case.people), counts)
 
 
 def records(case: Case) -> tuple[Tensor, Tensor]:
-    """Everybody's; the person's own is of another size, or not a number."""
-    generator, kind = torch.Generator().manual_seed(case.seed), KINDS[case.kind]
-    targets = torch.randint(CLASSES, (case.people,), generator=generator)
+    """Everybody's; the person's own are of another size, or not a number."""
+    generator, kind, whose = torch.Generator().manual_seed(case.seed), KINDS[case.kind], persons(case)
+    targets = torch.randint(CLASSES, (len(whose),), generator=generator)
     if kind.tokens:
-        return torch.randint(7, (case.people, *kind.shape), generator=generator), targets
-    rows = 1 if case.alike else case.people
+        return torch.randint(7, (len(whose), *kind.shape), generator=generator), targets
+    rows = 1 if case.alike else len(whose)
     inputs = torch.randn(rows, *kind.shape, generator=generator).repeat(
-        case.people // rows, *[1] * len(kind.shape)
+        len(whose) // rows, *[1] * len(kind.shape)
     )
-    own = inputs[case.person] * case.own
+    own = torch.from_numpy(whose == case.person)
+    some = inputs[own] * case.own
     inputs = inputs * case.others
-    inputs[case.person] = own
+    inputs[own] = some
     return inputs.to(case.dtype), targets
 
 
 def noise_free_sum(case: Case, *, supplied: bool) -> Tensor:
     """Take one step through the engine, and return what noise would be added to."""
     inputs, targets = records(case)
-    numbers = np.arange(case.people)
+    whose = persons(case)
     if not supplied:
-        others = numbers != case.person
-        inputs, targets = inputs[others], targets[others]
-        numbers = np.where(others, np.cumsum(others) - 1, -1)
+        others = whose != case.person
+        inputs, targets, whose = inputs[others], targets[others], whose[others]
     sizes = [len(part) for part in np.array_split(np.arange(case.people), min(case.people, len(SCALES)))]
     plan = make_plan(
         people=sizes,
@@ -176,7 +189,8 @@ def noise_free_sum(case: Case, *, supplied: bool) -> Tensor:
             data_loader=(inputs, targets),
             plan=plan,
             budgets=budgets_of(plan),
-            record_of_person=numbers,
+            record_ids=whose,
+            records_per_person=case.most,
             loss_reduction=case.reduction,
             views=case.views,
             criterion=criterion if case.views > 1 else None,
@@ -208,13 +222,16 @@ def test_a_record_moves_the_noise_free_sum_by_its_clipping_norm_at_most(case: Ca
     assert distance <= clip_norm_of(case)
 
 
+@pytest.mark.parametrize("most", [None, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_search_would_see_more_than_a_clipping_norm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_would_see_more_than_a_clipping_norm(
+    kind: str, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With everybody clipped to twice their norm, the same distance is above it."""
     case = Case(
         kind, torch.float32, "sum", 6, person=1, limit=None, views=1, own=1.0, others=1.0, clip=1e-2, alike=False,
-        seed=1,
+        seed=1, most=most,
     )  # fmt: skip
     honest = [noise_free_sum(case, supplied=supplied) for supplied in (True, False)]
     assert 0.98 * clip_norm_of(case) < float((honest[0] - honest[1]).norm()) <= clip_norm_of(case)

@@ -94,6 +94,9 @@ FAULTS = [
     ("memset(padded, 0, sizeof(float) * padded_size(c))", "(void)0"),
     ("square < smallest ? smallest : square", "square > smallest ? square : smallest"),
     (" | (met != met)", ""),
+    ("gram += 2 * inner_product", "gram += inner_product"),
+    ("NULL, !first}", "NULL, 0}"),
+    ("values + starts[g] * width", "values"),
 ]
 
 

@@ -45,6 +45,7 @@ def everything(source: RandomSource) -> list[np.ndarray]:
     outs = [torch.empty(6), torch.empty(40_000, dtype=torch.float64)]
     released = source.release(totals, clipping_norm=1.3, noise_multiplier=0.7, step=4, out=outs)
     words = [source.draw_generator(step=1).random_raw(77), source.round_generator(round=2).random_raw(5)]
+    words.append(source.record_words(step=3, people=np.array([7, 0, 10**6]), count=5))
     return [*words, *(one.numpy() for one in released)]
 
 
@@ -125,6 +126,7 @@ FAULTS = (
     ("__builtin_bswap64(counter)", "(counter)"),
     ("words->position / 2, to)", "words->position / 4, to)"),
     ("*to++ = pair[1];", "*to++ = pair[0];"),
+    ("<< 24)", "<< 23)"),
     ("0.666666666666667,", "0.6666666666666665,"),
     ("value << 64 | word", "value << 64 | (word >> 1)"),
     ("value < (1ull << 53)", "value < (1ull << 52)"),

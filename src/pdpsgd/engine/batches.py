@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from pdpsgd._typing import IntArray
 
-NO_RECORD = -1
 Batch = Any
 
 
@@ -167,8 +166,10 @@ class PhysicalBatch:
     """The records of a step that go through the model together: all of them, unless a limit cuts the step.
 
     `records` are numbers of records, `NO_RECORD` for somebody who supplied none: a placeholder stands in the
-    row, and its clipping norm is 0. `examples` is what the loop gets. `when_stepped` has checks that are run,
-    the last one first, when the loop calls `step()` for this batch, before anything is added to the step's sum.
+    row, and its clipping norm is 0. Where people have many records, person i of the batch has rows starts[i] to
+    starts[i + 1], and `clip_norms` are those of people; otherwise every row is a person. `examples` is what the loop
+    gets. `when_stepped` has checks that are run, the last one first, when the loop calls `step()` for this batch,
+    before anything is added to the step's sum.
 
     Sensitive: who was sampled, and how many.
     """
@@ -178,6 +179,7 @@ class PhysicalBatch:
     clip_norms: Tensor
     first: bool
     last: bool
+    starts: IntArray | None = None
     seed: int | None = None  # of the first row, for whatever is random in reading the records; counted on
     examples: Batch = None
     when_stepped: list[Callable[[], None]] = field(default_factory=list)
@@ -185,7 +187,7 @@ class PhysicalBatch:
 
     @property
     def size(self) -> int:
-        """How many rows there are: of everybody who was sampled."""
+        """How many rows there are, of everybody who was sampled."""
         return len(self.records)
 
 

@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pdpsgd._typing import IntArray
-from pdpsgd.engine.batches import NO_RECORD, PhysicalBatch
+from pdpsgd.engine.batches import PhysicalBatch
 from pdpsgd.errors import fail
+from pdpsgd.sampling.record_choice import NO_RECORD
 from pdpsgd.sampling.sampler import PoissonSampler
 
 if TYPE_CHECKING:
+    from pdpsgd.engine.many_records import ManyRecords
     from pdpsgd.planning.plans import Plan
     from pdpsgd.planning.rounds import Round
     from pdpsgd.sampling.source import RandomSource
@@ -30,7 +33,8 @@ class Execution:
     Guarantee: step t of the plan is released at most once, with the people sampled for step t, each clipped to
     their own level's norm; a batch that was sampled is either released, sampled again as it was (nothing was
     seen of it), or skipped explicitly and counted all the same. Whoever is sampled has a row, of weight 0 if
-    no record was supplied: for the same key, batches have the same rows whoever supplied a record.
+    no record was supplied: for the same key, batches have the same rows whoever supplied a record (or, with many
+    records per person, the same rows of everybody else).
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Execution:
         rank: int = 0,
         world_size: int = 1,
         max_physical_batch_size: int | None = None,
+        many_records: ManyRecords | None = None,
     ) -> None:
         self.plan = plan
         self.steps_done = 0
@@ -54,6 +59,7 @@ class Execution:
         self._record_of_person = record_of_person
         self._everybody_supplied = bool((record_of_person == np.arange(len(record_of_person))).all())
         self._limit = max_physical_batch_size
+        self._many = many_records
         self._ends = np.cumsum([r.steps for r in plan.rounds]).tolist()
         self._norm_of_level = [
             np.asarray(r.clip_scales, dtype=np.float32) * np.float32(plan.max_grad_norm) for r in plan.rounds
@@ -163,6 +169,9 @@ class Execution:
         people = self.sampler.draw(step)
         levels = self._level_of_person[people]
         norms = self._norm_of_level[self.round_index(step)][levels]
+        if self._many is not None:
+            yield from self._sample_many(self._many, step, people, norms)
+            return
         records = people if self._everybody_supplied else self._record_of_person[people]
         if not self._everybody_supplied:
             norms[records == NO_RECORD] = 0.0
@@ -179,6 +188,22 @@ class Execution:
                 first=start == 0,
                 last=start == starts[-1],
                 seed=seed + start,
+            )
+
+    def _sample_many(
+        self, many: ManyRecords, step: int, people: IntArray, norms: npt.NDArray[np.float32]
+    ) -> Iterator[PhysicalBatch]:
+        pieces = list(many.pieces(people, norms, source=self.source, step=step))
+        seed = self.seed(step, purpose="fetch")
+        for piece in pieces:
+            yield PhysicalBatch(
+                step=step,
+                records=piece.records,
+                clip_norms=torch.from_numpy(piece.clip_norms),
+                first=piece is pieces[0],
+                last=piece is pieces[-1],
+                starts=piece.starts,
+                seed=seed + piece.first_row,
             )
 
     def _follows(self, batch: PhysicalBatch) -> bool:

@@ -170,6 +170,7 @@ class PrivateOptimizer(Optimizer):
             largest_clip_norm=self._noise_of(batch.step).clipping_norm,
             loss_reduction=self._loss_reduction,
             views=self._views,
+            starts=None if batch.starts is None else torch.from_numpy(batch.starts),
         )
 
     def _release_step(self, step: int) -> None:

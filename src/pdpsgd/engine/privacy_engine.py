@@ -34,10 +34,11 @@ from pdpsgd.engine.execution import Execution
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, fingerprint_data
 from pdpsgd.engine.journal import JournalKeeper
 from pdpsgd.engine.loader import PrivateLoader
+from pdpsgd.engine.many_records import ManyRecords
 from pdpsgd.engine.noising import current_release
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
-from pdpsgd.engine.records import match_records, records_of
+from pdpsgd.engine.records import match_many_records, match_records, records_of
 from pdpsgd.engine.reservation import ReservationWatch, begin_reserved, circumstances_of
 from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
@@ -76,7 +77,8 @@ class PrivacyEngine:
     Guarantee: if the loop sends each batch through the module once, with a loss in which examples do not mix,
     and publishes nothing computed from the training data but the module's parameters (at any step), then
     every person of level l gets the (epsilon_l, delta_l) that the plan proves for it, under adding or
-    removing their record. See docs/engine.md for what is checked and what is up to the loop.
+    removing their record, or all of their records together. See docs/engine.md for what is checked and what is
+    up to the loop.
 
     Args:
         observers: Whoever else watches the run's steps; each may refuse (see `StepObserver`).
@@ -99,6 +101,7 @@ class PrivacyEngine:
         budgets: Budgets | None = None,
         record_ids: ArrayLike | None = None,
         record_of_person: ArrayLike | None = None,
+        records_per_person: int | None = None,
         max_grad_norm: float | None = None,
         loss_reduction: str = "mean",
         criterion: Callable[..., Tensor] | None = None,
@@ -123,6 +126,10 @@ class PrivacyEngine:
             budgets: Who is on which level; needed unless the plan knows its people or has one level only.
             record_ids: The person of each record. By default person i of the list has record i.
             record_of_person: The number of each person's record instead, -1 where none was supplied.
+            records_per_person: K, where people have many records (repeated `record_ids`): of a person who is sampled, K
+                take part at most, chosen afresh each time; their mean gradient is clipped as a whole. All records of a
+                person are protected together, however many there are. Sum the loss if you can: with a mean, batches are
+                filled up to a power of two of records, which costs time.
             max_grad_norm: The clipping norm, by default the plan's. Noise follows it, and privacy stays.
             loss_reduction: How the loss is reduced over the batch: "mean" or "sum".
             criterion: The loss as `criterion(outputs, targets)`, to be probed; otherwise the loop is watched.
@@ -151,7 +158,10 @@ class PrivacyEngine:
             )
         check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
         check_counts(
-            max_physical_batch_size=max_physical_batch_size, steps_per_epoch=steps_per_epoch, views=views
+            max_physical_batch_size=max_physical_batch_size,
+            steps_per_epoch=steps_per_epoch,
+            views=views,
+            records_per_person=records_per_person,
         )
         check_optimizer(optimizer)
         check_module(module)
@@ -163,28 +173,36 @@ class PrivacyEngine:
         if reservation is not None:
             begin_reserved(reservation, with_roster(plan, budgets, levels), module, ranks)
         records = records_of(data_loader)
-        check_collation(records, by_place=any(len(set(r.clip_scales)) > 1 for r in plan.rounds))
-        numbers = match_records(
-            people=len(levels),
-            records=len(records),
-            ids=ids,
-            record_ids=record_ids,
-            record_of_person=record_of_person,
-        )
+        # Rows have to stay where they are: what decides is the person of a row.
+        by_place = any(len(set(r.clip_scales)) > 1 for r in plan.rounds) or (records_per_person or 1) > 1
+        check_collation(records, by_place=by_place)
+        whose: dict[str, Any] = {
+            "people": len(levels),
+            "records": len(records),
+            "ids": ids,
+            "record_ids": record_ids,
+            "record_of_person": record_of_person,
+        }
+        at_once = max_physical_batch_size and max(1, max_physical_batch_size // views)
+        many = None
+        if records_per_person is not None:
+            of_people = match_many_records(**whose)
+            many = ManyRecords(of_people, records_per_person, at_once, fill=loss_reduction == "mean")
+        numbers = match_records(**whose) if many is None else many.record_of_person
         if ranks.world_size > 1:
             ranks.check_same(
                 plan=plan.digest,
                 people=hashlib.sha256(levels.tobytes()).hexdigest(),
                 model=describe_model(module),
                 optimizer=describe_optimizer(optimizer),
-                options=(loss_reduction, views, max_physical_batch_size),
+                options=(loss_reduction, views, max_physical_batch_size, records_per_person),
             )
         source = ranks.share_key(source or _new_source(seed, secure=secure))
         if ranks.world_size > 1:
             # Somebody whose record differs between ranks, or lies elsewhere, would be there twice or not at all.
             key = source.key_bytes()
             ranks.check_same(
-                data=records.fingerprint(key), records_of_people=fingerprint_data(numbers, key=key)
+                data=records.fingerprint(key), records_of_people=_fingerprint_of(numbers, many, key)
             )
         ranks.broadcast_module(module)
         plan = with_roster(plan, budgets, levels)
@@ -196,7 +214,8 @@ class PrivacyEngine:
             source=source,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            max_physical_batch_size=max_physical_batch_size and max(1, max_physical_batch_size // views),
+            max_physical_batch_size=at_once,
+            many_records=many,
         )
         gradients = ClippedGradients(module)
         journal = JournalKeeper(execution, ranks)
@@ -258,11 +277,13 @@ class PrivacyEngine:
             first_batches=first_batches,
             attributes=attributes,
             reservation=reservation,
+            many_records=many,
             options={
                 "loss_reduction": loss_reduction,
                 "views": views,
                 "max_physical_batch_size": max_physical_batch_size,
                 "secure": source.secure,
+                **({} if many is None else {"records_per_person": records_per_person}),
             },
         )
         return module, private, loader
@@ -380,7 +401,7 @@ class PrivacyEngine:
 
     @property
     def record_of_person(self) -> IntArray:
-        """The number of each person's record, -1 for none (sensitive)."""
+        """The number of each person's (first) record, -1 for none (sensitive)."""
         return self._run.record_of_person
 
     @property
@@ -423,6 +444,11 @@ class PrivacyEngine:
         if self._made is None:
             fail("Expected make_private to have been called on this engine. It has not been.")
         return self._made
+
+
+def _fingerprint_of(numbers: IntArray, many: ManyRecords | None, key: bytes) -> str:
+    of_people = numbers if many is None else (many.of_people.order, many.of_people.starts)
+    return fingerprint_data(of_people, key=key)
 
 
 def _new_source(seed: int | None, *, secure: bool) -> RandomSource:

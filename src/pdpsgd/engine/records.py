@@ -1,8 +1,8 @@
 """Whose record is which, and records by number: the private data as training sees it.
 
-People are known by their place on the public list, records by their place in the data. For now a person has
-one record or none. Somebody without a record is sampled like anyone and has a row like anyone: a placeholder (the first
-record, whose weight is 0 there), so that the rows of a batch tell nothing of who supplied a record.
+People are known by their place on the public list, records by their place in the data. A person has one record, none,
+or, with `records_per_person`, any number. Somebody without a record is sampled like anyone and has a row like anyone: a
+placeholder (the first record, whose weight is 0 there), so that the rows of a batch tell nothing of who supplied one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pdpsgd._typing import IdArray, IntArray
-from pdpsgd.engine.batches import NO_RECORD, Batch, reseed, seeded
+from pdpsgd.engine.batches import Batch, reseed, seeded
 from pdpsgd.engine.fingerprints import fingerprint_data, is_plain_tensor_dataset
 from pdpsgd.errors import fail
+from pdpsgd.sampling.record_choice import NO_RECORD, RecordsOfPeople
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pdpsgd.engine.batches import PhysicalBatch
+
+
+HOW_TO_HAVE_MANY = (
+    "Where people have many records, say how many of one person take part at a time, as in records_per_person=8 "
+    "(--records-per-person 8): their mean gradient is clipped as a whole. Where every row is another person, leave ids "
+    "out (--one-row-per-person), or give them ids of their own."
+)
 
 
 class Shapes(Protocol):
@@ -87,17 +95,9 @@ def match_records(
     >>> match_records(people=3, records=2, ids=np.array(["ann", "bob", "cy"]), record_ids=["cy", "ann"])
     array([ 1, -1,  0])
     """
-    for name, given in (("record_ids", record_ids), ("record_of_person", record_of_person)):
-        if np.ma.is_masked(given):
-            fail(
-                f"Expected {name} without masked values: what is under a mask is not known. Got a masked array."
-            )
-    if record_ids is not None and record_of_person is not None:
-        fail("Expected record_ids or record_of_person, not both.")
-    if isinstance(record_ids, (KeysView, ValuesView)):
-        record_ids = list(record_ids)
-    if record_ids is not None:
-        return _match_by_id(people, records, ids, np.asarray(record_ids))
+    named = _checked_names(record_ids, record_of_person)
+    if named is not None:
+        return _one_each(people, _persons_of_records(people, records, ids, named), named)
     if record_of_person is None:
         if records != people:
             fail(
@@ -107,6 +107,44 @@ def match_records(
             )
         return np.arange(people, dtype=np.int64)
     return _check_record_of_person(people, records, np.asarray(record_of_person))
+
+
+def match_many_records(
+    *,
+    people: int,
+    records: int,
+    ids: IdArray | None = None,
+    record_ids: ArrayLike | None = None,
+    record_of_person: ArrayLike | None = None,
+) -> RecordsOfPeople:
+    """Return everybody's records, of whom some may have many and some none; given as for `match_records`.
+
+    >>> found = match_many_records(people=3, records=3, record_ids=[2, 0, 2])
+    >>> found.order.tolist(), found.starts.tolist()
+    ([1, 0, 2], [0, 1, 1, 3])
+    """
+    named = _checked_names(record_ids, record_of_person)
+    if named is not None:
+        return RecordsOfPeople.of(_persons_of_records(people, records, ids, named), people=people)
+    numbers = match_records(people=people, records=records, record_of_person=record_of_person)
+    persons = np.empty(records, dtype=np.int64)
+    supplied = np.flatnonzero(numbers != NO_RECORD)
+    persons[numbers[supplied]] = supplied
+    return RecordsOfPeople.of(persons, people=people)
+
+
+def _checked_names(record_ids: ArrayLike | None, record_of_person: ArrayLike | None) -> IdArray | None:
+    """Return the ids of records as an array, or None where whose they are is said otherwise."""
+    for name, given in (("record_ids", record_ids), ("record_of_person", record_of_person)):
+        if np.ma.is_masked(given):
+            fail(
+                f"Expected {name} without masked values: what is under a mask is not known. Got a masked array."
+            )
+    if record_ids is not None and record_of_person is not None:
+        fail("Expected record_ids or record_of_person, not both.")
+    if isinstance(record_ids, (KeysView, ValuesView)):
+        record_ids = list(record_ids)
+    return None if record_ids is None else np.asarray(record_ids)
 
 
 class TensorRecords:
@@ -260,12 +298,13 @@ def _first_none(batch: Any) -> Any:
     return batch[:0]
 
 
-def _match_by_id(people: int, records: int, ids: IdArray | None, record_ids: IdArray) -> IntArray:
+def _persons_of_records(people: int, records: int, ids: IdArray | None, record_ids: IdArray) -> IntArray:
+    """Return the place on the list of each record's person."""
     if len(record_ids) != records:
         fail(f"Expected one id for each of the {records} records. Got {len(record_ids)}.")
     names = np.arange(people) if ids is None else np.asarray(ids)
     person_of_id = {name: person for person, name in enumerate(names.tolist())}
-    result = np.full(people, NO_RECORD, dtype=np.int64)
+    result = np.empty(records, dtype=np.int64)
     for record, name in enumerate(record_ids.tolist()):
         person = person_of_id.get(name)
         if person is None:
@@ -273,9 +312,18 @@ def _match_by_id(people: int, records: int, ids: IdArray | None, record_ids: IdA
                 f"Expected every record's person to be on the list. Got record {record} of {name!r}, who is "
                 "not."
             )
+        result[record] = person
+    return result
+
+
+def _one_each(people: int, persons: IntArray, record_ids: IdArray) -> IntArray:
+    """Turn the person of each record into the record of each person, who must not have two."""
+    result = np.full(people, NO_RECORD, dtype=np.int64)
+    for record, person in enumerate(persons.tolist()):
         if result[person] != NO_RECORD:
             fail(
-                f"Expected one record a person. Got records {result[person]} and {record}, both of {name!r}."
+                f"Expected one record per person. Got rows {result[person]} and {record}, both of "
+                f"{record_ids.tolist()[record]!r}. {HOW_TO_HAVE_MANY}"
             )
         result[person] = record
     return result

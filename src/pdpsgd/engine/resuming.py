@@ -99,7 +99,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     key = run.execution.source.key_bytes()
     return {
         "plan": run.plan.digest,
-        "people": fingerprint_data((run.level_of_person, run.record_of_person), key=key),
+        "people": fingerprint_data((run.level_of_person, *run.records_of_people), key=key),
         "data": run.records.fingerprint(key),
         "model": describe_model(run.module),
         "optimizer": describe_optimizer(run.optimizer.original),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.execution import Execution
     from pdpsgd.engine.journal import JournalKeeper
     from pdpsgd.engine.loader import PrivateLoader
+    from pdpsgd.engine.many_records import ManyRecords
     from pdpsgd.engine.optimizer import PrivateOptimizer
     from pdpsgd.engine.records import Records
     from pdpsgd.gradients.clipping import ClippedGradients
@@ -43,8 +44,16 @@ class Run:
     first_batches: FirstBatches
     attributes: PlainAttributes
     reservation: ReservedRun | None
+    many_records: ManyRecords | None = None
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
+
+    @property
+    def records_of_people(self) -> tuple[IntArray, ...]:
+        """Whose record is which: the record of each person; or, where some have many, all by person."""
+        if self.many_records is None:
+            return (self.record_of_person,)
+        return self.many_records.of_people.order, self.many_records.of_people.starts
 
     @property
     def unseen_code(self) -> list[str]:

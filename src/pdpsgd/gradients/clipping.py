@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.gradients._torch import full_precision
+from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.instrument import instrument
 from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.views import over_views
@@ -88,6 +89,7 @@ class ClippedGradients:
         largest_clip_norm: float | None = None,
         loss_reduction: str = "mean",
         views: int = 1,
+        starts: Tensor | None = None,
     ) -> int:
         """Add the clipped per-example gradients of the last backward pass to `sums`, and forget the pass.
 
@@ -99,19 +101,24 @@ class ClippedGradients:
                 backward gave, times the size of the batch; or "sum".
             views: How many views of each example went through the model, in consecutive rows (augmentation
                 multiplicity). An example's gradient is their average.
+            starts: For people with many records: person i has records starts[i] to starts[i + 1] of the batch, at least
+                one (a placeholder, with a clipping norm of 0). `clip_norms` are those of people, and a person's
+                gradient is the average over their records. In float64 throughout, whatever `clip_norms` are.
 
         Returns:
-            How many examples had a gradient that is not finite. This number is sensitive.
+            How many examples, or people, had a gradient that is not finite. This number is sensitive.
 
         Guarantee: adding or removing the record of example i, in a row that is kept (its weight is 0 where the record
         is not there), moves the sum over a step by at most C_i, rounding included, for any model, loss and example,
         provided that examples do not mix in them (see `probe`). A gradient that is not finite adds nothing; neither
         does somebody whose C_i is below about a thousandth of the largest, where rounding of others' gradients would
         show. Norms and sums are taken in float32 or better, also within autocast or where TF32 is allowed.
+        With `starts`, the same for adding or removing all records of person i, in rows that need not be kept, provided
+        that the rows of others come out alike: the loss is a sum, or a mean over a power of two of rows.
         """
         try:
             with full_precision():
-                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views)
+                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, starts)
         finally:
             self.forget()
 
@@ -141,7 +148,7 @@ class ClippedGradients:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
         size = self.recorded_batch_size or 0
         with full_precision():
-            norms = self._norms(self._gradients(loss_reduction, torch.ones(size)))
+            norms = self._norms(self._gradients(loss_reduction, size))
         return norms * (size if loss_reduction == "mean" else 1)
 
     @torch.no_grad()
@@ -150,7 +157,7 @@ class ClippedGradients:
         size = self.recorded_batch_size or 0
         scale = size if loss_reduction == "mean" else 1
         with full_precision():
-            gradients = self._gradients(loss_reduction, torch.ones(size))
+            gradients = self._gradients(loss_reduction, size)
             return {
                 parameter: gradients[parameter].materialize(0, size) * scale
                 if parameter in gradients
@@ -189,15 +196,24 @@ class ClippedGradients:
             self._recorder.forced = False
 
     def _add_clipped(
-        self, clip_norms: Tensor, largest_clip_norm: float | None, loss_reduction: str, views: int
+        self,
+        clip_norms: Tensor,
+        largest_clip_norm: float | None,
+        loss_reduction: str,
+        views: int,
+        starts: Tensor | None,
     ) -> int:
-        rows = clip_norms if views == 1 else clip_norms.repeat_interleave(views)
-        gradients = self._gradients(loss_reduction, rows)
+        records = clip_norms.shape[0] if starts is None else int(starts[-1])
+        gradients = self._gradients(loss_reduction, records * views)
         if clip_norms.shape[0] == 0:
             return 0
-        if views > 1:
+        scale: Any = records if loss_reduction == "mean" else 1 / views
+        if starts is not None:
+            groups = Groups(starts * views if views > 1 else starts, clip_norms.device)
+            gradients = {parameter: over_people(part, groups) for parameter, part in gradients.items()}
+            scale = scale * views / groups.sizes.to(torch.float64)
+        elif views > 1:
             gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-        scale = clip_norms.shape[0] if loss_reduction == "mean" else 1 / views
         norms = self._norms(gradients).mul_(scale)
         largest = _checked_largest(clip_norms, largest_clip_norm)
         weights = clip_weights(norms, clip_norms, largest).mul_(scale)
@@ -206,12 +222,13 @@ class ClippedGradients:
             non_finite = ~norms.isfinite()
             count = int(non_finite.sum())
             gradients = {parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()}
-        of_type = {torch.float32: weights.float(), torch.float64: weights}
+        narrow = weights.float() if starts is None else weights
+        of_type = {torch.float32: narrow, torch.float64: weights}
         for parameter, gradient in gradients.items():
             gradient.add_weighted_sum(of_type[gradient.dtype], self.sums[parameter])
         return count
 
-    def _gradients(self, loss_reduction: str, clip_norms: Tensor) -> dict[nn.Parameter, PerExample]:
+    def _gradients(self, loss_reduction: str, size: int) -> dict[nn.Parameter, PerExample]:
         """Return the per-example gradients of each parameter, after checking the recorded pass."""
         check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
         calls = self._recorder.calls
@@ -220,7 +237,6 @@ class ClippedGradients:
                 "Expected loss.backward() before the gradients are collected. Got no backward pass in training mode."
             )
         self._check_nothing_untracked()
-        size = clip_norms.shape[0]
         uses: dict[nn.Parameter, list[PerExample]] = {}
         for call in calls:
             call.check_inputs_unchanged()

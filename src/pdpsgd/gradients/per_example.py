@@ -76,7 +76,7 @@ class PerExample(ABC):
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add the sum over the examples of weight times gradient to `total`: float64, of the parameter's shape.
 
-        The weights have the type of the gradients.
+        The weights have the type of the gradients; or they are float64, and whatever is added over examples is, too.
         """
 
     @abstractmethod
@@ -89,7 +89,7 @@ class PerExample(ABC):
 
     def within(self, shape: torch.Size, rows: slice) -> PerExample:
         """Return the same as the gradient of a larger parameter, of which only `rows` were used."""
-        return self if rows == slice(None) else _Rows(self, shape, rows)
+        return self if rows == slice(None) else PartOfRows(self, shape, rows)
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose gradients may be materialized at once."""
@@ -255,6 +255,13 @@ class Lookups(PerExample):
         self._values[examples[self._owner]] = 0
         return self
 
+    def owned_by(self, owners: Tensor, count: int) -> Lookups:
+        """Return the same for `count` owners of examples: what one looked up several times is added up."""
+        table = self.shape[0]
+        keys, use_of = torch.unique(owners[self._owner] * table + self._row, return_inverse=True)
+        values = self._values.new_zeros(len(keys), self._values.shape[1]).index_add_(0, use_of, self._values)
+        return Lookups(keys // table, keys % table, values, self.shape, count)
+
 
 class Sum(PerExample):
     """Gradients of a parameter that was used several times: they add up before any norm is taken."""
@@ -284,7 +291,7 @@ class Sum(PerExample):
         return Sum([part.zeroed(examples) for part in self.parts])
 
 
-class _Rows(PerExample):
+class PartOfRows(PerExample):
     """The gradient of a parameter of which only some rows were used."""
 
     def __init__(self, part: PerExample, shape: torch.Size, rows: slice) -> None:
@@ -292,19 +299,23 @@ class _Rows(PerExample):
         self.batch_size, self.dtype = part.batch_size, part.dtype
 
     def squared_norms(self) -> Tensor:
+        """Of the part."""
         return self.part.squared_norms()
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add to the rows that were used."""
         self.part.add_weighted_sum(weights, total[self.rows])
 
     def materialize(self, first: int, last: int) -> Tensor:
+        """Put the part where it belongs; all else is zero."""
         part = self.part.materialize(first, last)
         whole = part.new_zeros(last - first, *self.shape)
         whole[:, self.rows] = part
         return whole
 
     def zeroed(self, examples: Tensor) -> PerExample:
-        return _Rows(self.part.zeroed(examples), self.shape, self.rows)
+        """In the part."""
+        return PartOfRows(self.part.zeroed(examples), self.shape, self.rows)
 
 
 def _gram(factors: Tensor) -> Tensor:

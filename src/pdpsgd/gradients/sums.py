@@ -5,9 +5,15 @@ weight, is added in float32 over blocks of b = 64 examples at most, and in float
 is off by at most b (b + 2) 2^-24 C, and the sum of the blocks by 2^-53 (n^2 / b) C. So if one example of a batch is
 changed and nothing else, the sum moves by that example and by 2 b (b + 2) 2^-24 C = 0.0005 C, besides 2^-52 (n^2 / b)
 C, which is 3e-4 C at ten million people.
+
+With weights in float64 all of this is done in float64, and it does not matter where in a batch an example stands: for
+people with many records, whose number decides that, the sum moves by that person and by 2^-52 n^2 C, n people in a
+batch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -43,13 +49,53 @@ def outer_squared_norms(left: Tensor, right: Tensor) -> Tensor:
     return squares.mul_(row_squared_norms(right, torch.float64)).to(left.dtype)
 
 
+def group_squared_norms(
+    left: Tensor, right: Tensor, starts: Tensor, by_size: Iterable[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Return the squared norm of the sum over each group of rows of outer products of left and right.
+
+    The sum over pairs of a group's rows of (left left')(right right'), in float64, plus a bound on its rounding: rows
+    may cancel. An inner product of k numbers is off by at most k 2^-53 times the norms of its factors, so the whole by
+    the sum of these, times the squared sum of the norms of all products. With this added it is never too small.
+
+    Args:
+        left: (rows, out).
+        right: (rows, in).
+        starts: Group i has rows starts[i] to starts[i + 1].
+        by_size: For each size that there is, its groups and their rows (groups, size).
+    """
+    if native.has_sums(left) and native.has_sums(right):
+        return native.group_squares(left, right, starts)
+    squares = torch.empty(len(starts) - 1, dtype=torch.float64, device=left.device)
+    for groups, rows in by_size:
+        grams = [(some := part[rows].to(torch.float64)) @ some.transpose(1, 2) for part in (left, right)]
+        gram = (grams[0] * grams[1]).sum((1, 2))
+        terms = torch.sqrt(grams[0].diagonal(dim1=1, dim2=2) * grams[1].diagonal(dim1=1, dim2=2)).sum(1)
+        added = left.shape[1] + right.shape[1] + rows.shape[1] ** 2 + 8
+        squares[groups] = gram.clamp(min=0) + added * 2.0**-52 * terms.square()
+    return squares.to(left.dtype)
+
+
+def segment_sums(rows: Tensor, starts: Tensor, owner: Tensor) -> Tensor:
+    """Return the sums of (rows, numbers) over rows starts[i] to starts[i + 1]; `owner` is the i of each row."""
+    if native.has_sums(rows):
+        return native.segment_sums(rows, starts)
+    return rows.new_zeros(len(starts) - 1, rows.shape[1]).index_add_(0, owner, rows)
+
+
 def add_weighted_rows(weights: Tensor, rows: Tensor, total: Tensor) -> None:
     """Add the sum over (examples, numbers) of weight times row to `total`, which is float64."""
     flat = total.view(-1)
-    if rows.dtype == torch.float64 or (len(rows) <= BLOCK and rows.numel() < SMALL):
+    exact = weights.dtype == torch.float64
+    if rows.dtype == torch.float64 or (not exact and len(rows) <= BLOCK and rows.numel() < SMALL):
         flat += torch.mv(rows.t(), weights)
     elif native.has_weighted_sums(rows, flat):
         native.add_weighted_rows(weights, rows, flat)  # in float64 throughout
+    elif exact:
+        at_once = max(1, CACHE // max(1, rows.shape[1]))
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once].to(torch.float64)
+            flat += torch.mv(some.t(), weights[first : first + at_once])
     else:
         for first in range(0, len(rows), BLOCK):
             flat += weights[first : first + BLOCK] @ rows[first : first + BLOCK]
@@ -57,7 +103,7 @@ def add_weighted_rows(weights: Tensor, rows: Tensor, total: Tensor) -> None:
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     """Return the sum over (examples, numbers) of weight times row: in float64, or in float32 if it is one block."""
-    if len(rows) <= BLOCK or rows.dtype == torch.float64:
+    if weights.dtype == rows.dtype and (len(rows) <= BLOCK or rows.dtype == torch.float64):
         return torch.mv(rows.t(), weights)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     add_weighted_rows(weights, rows, total)
@@ -66,8 +112,11 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 
 def add_products(weights: Tensor, left: Tensor, right: Tensor, total: Tensor) -> None:
     """Add the sum over the examples of weight times outer product of left and right to `total`, which is float64."""
-    left = left * weights[:, None]
-    if left.dtype == torch.float64 or (len(left) <= BLOCK and total.numel() < SMALL):
+    left = left * weights[:, None]  # float64, if the weights are
+    if left.dtype == torch.float64:
+        total.addmm_(left.t(), right.to(torch.float64))
+        return
+    if len(left) <= BLOCK and total.numel() < SMALL:
         total += left.t() @ right
         return
     at_once = BLOCK * max(1, CACHE // max(1, total.numel()))  # small matrices: many blocks in one call

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
-from pdpsgd._typing import WordArray
+from pdpsgd._typing import IntArray, WordArray
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.sampling.native import dispatch
 from pdpsgd.sampling.native.calls import AesWords
@@ -68,6 +68,32 @@ def generator_of(algorithm: str, seed: bytes) -> BitGenerator:
         return _Buffered(_shake(seed))
     state: Any = _State(seed)
     return np.random.SFC64(state)
+
+
+def words_at(algorithm: str, seed: bytes, places: IntArray, count: int) -> WordArray:
+    """Return `count` words for each place, which depend on the seed and that place alone: (places, count).
+
+    AES: the blocks whose counters begin at place * 2^24, of a key that is used for nothing else. Otherwise SHAKE-256
+    of seed and place.
+    """
+    blocks = -(-count // 2)
+    if algorithm != AES:
+        size = 8 * count
+        content = b"".join(
+            hashlib.shake_256(seed + place.to_bytes(8, "little")).digest(size) for place in places.tolist()
+        )
+        return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False).reshape(-1, count)
+    code = dispatch.library()
+    if code is not None:
+        return AesWords(code, seed).words_at(np.ascontiguousarray(places), blocks)[:, :count]
+    counters = np.zeros(
+        (len(places), blocks, 2), dtype=">u8"
+    )  # numbers of 16 bytes, the most significant first
+    counters[:, :, 1] = (places[:, None] << 24) + np.arange(blocks)
+    ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
+    encryptor = ciphers.Cipher(ciphers.algorithms.AES(seed), ciphers.modes.ECB()).encryptor()
+    words = np.frombuffer(encryptor.update(counters.tobytes()), dtype="<u8").astype(np.uint64, copy=False)
+    return words.reshape(len(places), -1)[:, :count]
 
 
 def _aes(seed: bytes) -> Callable[[int], bytes]:

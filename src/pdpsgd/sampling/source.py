@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdpsgd._typing import IntArray, WordArray
 from pdpsgd.errors import fail
-from pdpsgd.sampling.generators import CRYPTOGRAPHIC, choose_algorithm, generator_of
+from pdpsgd.sampling.generators import CRYPTOGRAPHIC, choose_algorithm, generator_of, words_at
 from pdpsgd.sampling.grid import Scale
 from pdpsgd.sampling.noise import add_noise, has_plain_numbers
 from pdpsgd.sampling.words import BitGenerator
@@ -113,6 +114,22 @@ class RandomSource:
     def round_generator(self, *, round: int, rank: int = 0) -> BitGenerator:
         """Return words that decide who takes part in a round, among this rank's people."""
         return self._generator("round", number=round, rank=rank)
+
+    def record_words(self, *, step: int, people: IntArray, count: int) -> WordArray:
+        """Return words that decide which records of these people take part in a step: (people, count).
+
+        A person's words depend on the key, the step and their place on the list alone: not on who else takes part,
+        nor on how many records anybody has.
+
+        Args:
+            step: The step's number, counted from 0 over the whole plan.
+            people: Places on the list, below 2^39.
+            count: How many words each of them gets.
+        """
+        if step < 0:
+            fail(f"Expected step >= 0. Got step={step!r}.")
+        seed = _derive(self.key_bytes(), int(step).to_bytes(8, "little"), purpose="records")
+        return words_at(self.algorithm, seed, people, count)
 
     def release(
         self,

@@ -153,7 +153,7 @@ def _check_order(collate: Collate, items: Sequence[Any], rows: Sequence[str]) ->
     if not kept:
         fail(
             "Expected a collate_fn that gives each record the row of its place in the list, whatever the others are: "
-            "the plan clips people of different levels at different norms, by their row. Got one that sorts, mixes or "
+            "a row's place says whose it is, and at which norm it is clipped. Got one that sorts, mixes or "
             "randomly changes records, or gives no tensor with a row a record. Do that in the dataset's __getitem__, "
             "or not at all."
         )

@@ -49,6 +49,23 @@ def position_sums(code: ctypes.CDLL, values: Tensor) -> Tensor:
     return sums
 
 
+def group_squares(code: ctypes.CDLL, left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
+    """Return the squared norm of the sum of outer products over rows starts[i] to starts[i + 1], never too small."""
+    squares, starts = empty(len(starts) - 1), starts.contiguous()
+    sizes = map(ctypes.c_int64, (left.shape[1], right.shape[1]))
+    groups = ctypes.c_int64(len(squares))
+    code.group_squares(groups, _address(starts), *sizes, *map(_address, (left, right, squares)))
+    return squares
+
+
+def segment_sums(code: ctypes.CDLL, rows: Tensor, starts: Tensor) -> Tensor:
+    """Return the sums over rows starts[i] to starts[i + 1]."""
+    sums, starts = empty(len(starts) - 1, rows.shape[1]), starts.contiguous()
+    groups, width = ctypes.c_int64(len(sums)), ctypes.c_int64(rows.shape[1])
+    code.segment_sums(groups, _address(starts), width, _address(rows), _address(sums))
+    return sums
+
+
 # Convolutions ------------------------------------------------------------------------------------------------------
 
 
@@ -87,18 +104,27 @@ class Convolution(torch.autograd.Function):
 
 
 def kernel_gradients(
-    code: ctypes.CDLL, module: nn.Conv2d, inputs: Tensor, gradient: Tensor, results: Tensor, squares: Tensor
+    code: ctypes.CDLL,
+    module: nn.Conv2d,
+    inputs: Tensor,
+    gradient: Tensor,
+    results: Tensor,
+    squares: Tensor,
+    starts: Tensor | None = None,
 ) -> None:
     """Write the gradients of the kernel per example, and their squared norms.
 
     `results` is (examples, kernel rows, out, columns) if vectors run along columns, else (examples, kernel rows,
-    columns, out). A column is a place in the kernel's row and a channel.
+    columns, out). A column is a place in the kernel's row and a channel. With `starts`, those of examples starts[i]
+    to starts[i + 1], at least one, are added up.
     """
     described = describe(module, inputs)
     inputs, gradient = channels_last(inputs), channels_last(gradient)
     layout = map(ctypes.c_int64, (runs_along_columns(module), results.stride(1), results.stride(0)))
     places = map(_address, (inputs, gradient, results, squares))
-    _check_memory(code.kernel_gradients(described, *layout, *places))
+    starts = None if starts is None else starts.contiguous()
+    groups = ctypes.c_int64(len(squares)), None if starts is None else _address(starts)
+    _check_memory(code.kernel_gradients(described, *layout, *groups, *places))
 
 
 def runs_along_columns(module: nn.Conv2d) -> bool:

@@ -90,6 +90,16 @@ def position_sums(values: Tensor) -> Tensor:
     return calls.position_sums(_trusted(), values)
 
 
+def group_squares(left: Tensor, right: Tensor, starts: Tensor) -> Tensor:
+    """Return the squared norm of the sum of outer products over rows starts[i] to starts[i + 1], never too small."""
+    return calls.group_squares(_trusted(), left, right, starts)
+
+
+def segment_sums(rows: Tensor, starts: Tensor) -> Tensor:
+    """Return the sums over rows starts[i] to starts[i + 1]."""
+    return calls.segment_sums(_trusted(), rows, starts)
+
+
 # Convolutions ------------------------------------------------------------------------------------------------------
 
 
@@ -137,10 +147,18 @@ def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Ten
 
 
 def kernel_gradients(
-    module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, results: Tensor, squares: Tensor
+    module: nn.Conv2d,
+    inputs: Tensor,
+    output_gradient: Tensor,
+    results: Tensor,
+    squares: Tensor,
+    starts: Tensor | None = None,
 ) -> None:
-    """Write the gradients of the kernel per example, and their squared norms, in an order of the code's own."""
-    calls.kernel_gradients(_trusted(), module, inputs, output_gradient, results, squares)
+    """Write the gradients of the kernel per example, and their squared norms, in an order of the code's own.
+
+    With `starts`, those of examples starts[i] to starts[i + 1] are added up before.
+    """
+    calls.kernel_gradients(_trusted(), module, inputs, output_gradient, results, squares, starts)
 
 
 def _is_plain_convolution(module: nn.Conv2d, inputs: Tensor) -> bool:

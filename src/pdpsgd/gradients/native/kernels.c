@@ -104,6 +104,64 @@ void outer_squares(int64_t rows, int64_t left_width, int64_t right_width, const 
     }
 }
 
+static double inner_product(const float *one, const float *other, long count)
+{
+    halves sums[2] = {{0}};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int half = 0; half < 2; half++) {
+            long at = i + half * LANES / 2;
+            sums[half] += __builtin_convertvector(*(const half_vector *)(one + at), halves)
+                          * __builtin_convertvector(*(const half_vector *)(other + at), halves);
+        }
+    double total = 0;
+    for (; i < count; i++)
+        total += (double)one[i] * other[i];
+    for (int lane = 0; lane < LANES / 2; lane++)
+        total += sums[0][lane] + sums[1][lane];
+    return total;
+}
+
+/* The squared norm of the sum of each group's outer products: all inner products among its rows, and a bound on their
+ * rounding. Group g has the rows from starts[g] up to starts[g + 1]. */
+void group_squares(int64_t groups, const int64_t *starts, int64_t left_width, int64_t right_width, const float *left,
+                   const float *right, float *squares)
+{
+#pragma omp parallel for schedule(static) if (starts[groups] * (left_width + right_width) > MUCH)
+    for (long g = 0; g < groups; g++) {
+        double gram = 0, terms = 0, size = starts[g + 1] - starts[g];
+        for (long i = starts[g]; i < starts[g + 1]; i++) {
+            const float *one = left + i * left_width, *other = right + i * right_width;
+            double square = sum_of_squares(one, left_width) * sum_of_squares(other, right_width);
+            gram += square;
+            terms += __builtin_sqrt(square);
+            for (long j = starts[g]; j < i; j++)
+                gram += 2 * inner_product(one, left + j * left_width, left_width)
+                        * inner_product(other, right + j * right_width, right_width);
+        }
+        double rounding = (left_width + right_width + size * size + 8) * 0x1p-52;
+        squares[g] = (float)((gram < 0 ? 0 : gram) + rounding * terms * terms); /* NaN stays NaN */
+    }
+}
+
+static void sum_rows(long rows, long width, const float *values, float *restrict sum)
+{
+    memset(sum, 0, sizeof(float) * width);
+    for (long row = 0; row < rows; row++) {
+        const float *restrict met = values + row * width;
+        for (long j = 0; j < width; j++)
+            sum[j] += met[j];
+    }
+}
+
+/* The sum of each group's rows. */
+void segment_sums(int64_t groups, const int64_t *starts, int64_t width, const float *values, float *sums)
+{
+#pragma omp parallel for schedule(static) if (starts[groups] * width > MUCH)
+    for (long g = 0; g < groups; g++)
+        sum_rows(starts[g + 1] - starts[g], width, values + starts[g] * width, sums + g * width);
+}
+
 /* Add the weighted sum of rows to a total, in double precision throughout. */
 void add_weighted_rows(int64_t rows, int64_t width, const double *weights, const float *values, double *total)
 {
@@ -131,15 +189,8 @@ void add_weighted_rows(int64_t rows, int64_t width, const double *weights, const
 void position_sums(int64_t examples, int64_t positions, int64_t width, const float *values, float *sums)
 {
 #pragma omp parallel for schedule(static) if (examples * positions * width > MUCH)
-    for (long n = 0; n < examples; n++) {
-        float *restrict sum = sums + n * width;
-        memset(sum, 0, sizeof(float) * width);
-        for (long i = 0; i < positions; i++) {
-            const float *restrict met = values + (n * positions + i) * width;
-            for (long j = 0; j < width; j++)
-                sum[j] += met[j];
-        }
-    }
+    for (long n = 0; n < examples; n++)
+        sum_rows(positions, width, values + n * positions * width, sums + n * width);
 }
 
 /* ---- Convolutions ----
@@ -259,6 +310,7 @@ typedef struct {
     const convolution *c;
     const float *inputs, *gradients, *weights, *bias;
     float *results, *squares;
+    const int64_t *starts; /* of groups of examples whose gradients are added up; or NULL */
     long line, columns, kernel, image, map; /* sizes: of a padded line, a kernel row, a kernel, an input, an output */
     int64_t by_columns, row_stride, example_stride;
 } task;
@@ -270,8 +322,8 @@ static task task_of(const convolution *c)
                   .image = c->height * c->width * c->channels, .map = c->out_height * c->out_width * c->out};
 }
 
-/* Does it, with room for a thread to work in that begins with zeros. Returns 0, or 1 if there was no memory. */
-static int for_each_example(const task *t, long room, void (*work)(const task *, long, float *))
+/* Does it `count` times, with room for a thread to work in that begins with zeros. Returns 0, or 1 if there was no memory. */
+static int for_each(const task *t, long count, long room, void (*work)(const task *, long, float *))
 {
     int failed = 0;
 #pragma omp parallel
@@ -283,7 +335,7 @@ static int for_each_example(const task *t, long room, void (*work)(const task *,
         }
 #pragma omp barrier
 #pragma omp for schedule(static)
-        for (long n = 0; n < t->c->examples; n++)
+        for (long n = 0; n < count; n++)
             if (!failed)
                 work(t, n, scratch);
         free(scratch);
@@ -291,7 +343,8 @@ static int for_each_example(const task *t, long room, void (*work)(const task *,
     return failed;
 }
 
-static void kernel_gradient(const task *t, long n, float *padded)
+/* Of example n, to the place of group g; the first one of a group begins it. */
+static void kernel_gradient(const task *t, long n, long g, int first, float *padded)
 {
     const convolution *c = t->c;
     const float *gradient = t->gradients + n * t->map;
@@ -299,30 +352,40 @@ static void kernel_gradient(const task *t, long n, float *padded)
     if (c->out % LANES)
         gradient = memcpy(padded + padded_size(c) + SLACK, gradient, sizeof(float) * t->map);
     factor shares = {gradient, c->out, c->out_width * c->out, 1};
-    double total = 0;
     for (long row = 0; row < c->kernel_height; row++) {
         factor met = {padded + row * c->dilation_height * t->line, c->stride_width * c->channels,
                       c->stride_height * t->line, 1};
-        matrix result = {t->results + row * t->row_stride + n * t->example_stride,
-                         t->by_columns ? t->columns : c->out, NULL, 0};
+        matrix result = {t->results + row * t->row_stride + g * t->example_stride,
+                         t->by_columns ? t->columns : c->out, NULL, !first};
         if (t->by_columns)
             products(c->out_height, c->out_width, shares, c->out, met, t->columns, result);
         else
             products(c->out_height, c->out_width, met, t->columns, shares, c->out, result);
-        total += sum_of_squares(result.start, c->out * t->columns);
     }
-    t->squares[n] = (float)total;
 }
 
-/* The gradients of the kernel: results (examples, kernel rows, ...), and their squared norms. By columns, these are
- * (out, columns), else (columns, out). */
+static void group_gradient(const task *t, long g, float *padded)
+{
+    const convolution *c = t->c;
+    long begin = t->starts ? t->starts[g] : g, end = t->starts ? t->starts[g + 1] : g + 1;
+    for (long n = begin; n < end; n++)
+        kernel_gradient(t, n, g, n == begin, padded);
+    double total = 0;
+    for (long row = 0; row < c->kernel_height; row++)
+        total += sum_of_squares(t->results + row * t->row_stride + g * t->example_stride, c->out * t->columns);
+    t->squares[g] = (float)total;
+}
+
+/* The gradients of the kernel: results (groups, kernel rows, ...), and their squared norms. By columns, these are
+ * (out, columns), else (columns, out). Without `starts` every example is a group; with them none is empty. */
 int kernel_gradients(const convolution *c, int64_t by_columns, int64_t row_stride, int64_t example_stride,
+                     int64_t groups, const int64_t *starts,
                      const float *inputs, const float *gradients, float *results, float *squares)
 {
     task t = task_of(c);
-    t.by_columns = by_columns, t.row_stride = row_stride, t.example_stride = example_stride;
+    t.by_columns = by_columns, t.row_stride = row_stride, t.example_stride = example_stride, t.starts = starts;
     t.inputs = inputs, t.gradients = gradients, t.results = results, t.squares = squares;
-    return for_each_example(&t, padded_size(c) + SLACK + t.map + SLACK, kernel_gradient);
+    return for_each(&t, groups, padded_size(c) + SLACK + t.map + SLACK, group_gradient);
 }
 
 static void output(const task *t, long n, float *padded)
@@ -349,7 +412,7 @@ int convolve(const convolution *c, const float *inputs, const float *weights, co
         for (long o = 0; o < c->out; o++)
             turned[k * c->out + o] = weights[o * t.kernel + k];
     t.inputs = inputs, t.weights = turned, t.bias = bias, t.results = outputs;
-    int failed = for_each_example(&t, padded_size(c), output);
+    int failed = for_each(&t, c->examples, padded_size(c), output);
     free(turned);
     return failed;
 }
@@ -380,7 +443,7 @@ int convolve_back(const convolution *c, const float *gradients, const float *wei
         return 1;
     memcpy(copied, weights, sizeof(float) * t.kernel * c->out);
     t.gradients = gradients, t.weights = copied, t.results = results;
-    int failed = for_each_example(&t, padded_size(c), input_gradient);
+    int failed = for_each(&t, c->examples, padded_size(c), input_gradient);
     free(copied);
     return failed;
 }

@@ -70,14 +70,25 @@ def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int, width: i
         and torch.allclose(calls.position_sums(code, values), values.sum(1), atol=1e-5)
     ):
         return False
+    starts = torch.tensor([0, 1, count - 1, count], device="cpu")  # one row, many, one
+    sums = [rows[first:last].double().sum(0) for first, last in starts.unfold(0, 2, 1).tolist()]
+    of_products = [(left[a:b].double().t() @ rows[a:b].double()) for a, b in starts.unfold(0, 2, 1).tolist()]
+    squares = torch.stack([products.square().sum() for products in of_products]).float()
+    if not (
+        torch.allclose(calls.segment_sums(code, rows, starts), torch.stack(sums).float(), atol=1e-4)
+        and torch.allclose(calls.group_squares(code, left, rows, starts), squares, rtol=1e-6)
+    ):
+        return False
     weights, total = _random(numbers, count).double(), _random(numbers, rows.shape[1]).double()
     weighted = weights @ rows.double() + total
     calls.add_weighted_rows(code, weights, rows, total)
     if not torch.allclose(total, weighted, rtol=1e-12, atol=1e-12):
         return False
     left[0, -1], rows[1, 0] = float("nan"), float("inf")  # never a norm that seems to be one
-    outer = calls.outer_squares(code, left, rows, 1e-20)
-    return not bool(outer[:2].isfinite().any() or calls.row_squares(code, left, torch.float32)[0].isfinite())
+    outer = torch.cat(
+        [calls.outer_squares(code, left, rows, 1e-20)[:2], calls.group_squares(code, left, rows, starts)[:2]]
+    )
+    return not bool(outer.isfinite().any() or calls.row_squares(code, left, torch.float32)[0].isfinite())
 
 
 def _same_convolution(
@@ -113,7 +124,11 @@ def _same_convolution(
             _close(found[one], wanted) and torch.allclose(squares[one], wanted.square().sum(), rtol=1e-4)
         ):
             return False
-    return True
+    starts = torch.tensor([0, 1, examples], device="cpu")
+    sums, squares = calls.empty(2, kernel[0], out * kernel[1] * channels), calls.empty(2)
+    calls.kernel_gradients(code, module, inputs, gradient, sums, squares, starts)
+    wanted = torch.stack([results[0], results[1:].sum(0)])
+    return _close(sums, wanted) and torch.allclose(squares, sums.square().sum((1, 2)), rtol=1e-4)
 
 
 def _same_outputs(code: ctypes.CDLL, numbers: torch.Generator, out: int, width: int) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.gradients._torch import apply_convolution, padding_amounts
+from pdpsgd.gradients.groups import Groups, OverPeople, over_people
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.native.calls import in_kernel_order
 from pdpsgd.gradients.per_example import (
@@ -112,9 +113,16 @@ class CompiledKernels(PerExample):
     """Gradients of a kernel, materialized by compiled code: (examples, kernel rows, out and columns)."""
 
     def __init__(
-        self, module: nn.Conv2d, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+        self,
+        module: nn.Conv2d,
+        inputs: Tensor,
+        output_gradient: Tensor,
+        workspace: Workspace,
+        groups: Groups | None = None,
     ) -> None:
-        self.shape, self.batch_size, self.dtype = module.weight.shape, inputs.shape[0], inputs.dtype
+        """With `groups`, the gradients of a person's rows are added up as they are computed."""
+        self.shape, self.dtype, self.groups = module.weight.shape, inputs.dtype, groups
+        self.batch_size = inputs.shape[0] if groups is None else groups.people
         self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
         self._workspace = workspace
         self._kept: Tensor | None = None
@@ -139,8 +147,13 @@ class CompiledKernels(PerExample):
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite inputs and gradients, in copies."""
-        inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
-        return CompiledKernels(self._module, inputs, gradient, self._workspace)
+        rows = examples if self.groups is None else examples[self.groups.owner]
+        inputs, gradient = zero_rows(self._inputs, rows), zero_rows(self._output_gradient, rows)
+        return CompiledKernels(self._module, inputs, gradient, self._workspace, self.groups)
+
+    def over(self, groups: Groups) -> CompiledKernels:
+        """Return the sums over people's rows."""
+        return CompiledKernels(self._module, self._inputs, self._output_gradient, self._workspace, groups)
 
     def _compute(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Return the gradients of some examples, and their squared norms."""
@@ -149,14 +162,25 @@ class CompiledKernels(PerExample):
             self._workspace.take("rows", size, self._inputs) if self._kept is None else self._kept[first:last]
         )
         squares = self._inputs.new_empty(last - first)
+        rows, starts = slice(first, last), None
+        if self.groups is not None:
+            starts = self.groups.starts[first : last + 1]
+            rows = slice(int(starts[0]), int(starts[-1]))
+            starts = starts - rows.start
         native.kernel_gradients(
             self._module,
-            self._inputs[first:last],
-            self._output_gradient[first:last],
+            self._inputs[rows],
+            self._output_gradient[rows],
             values.view(last - first, self.shape[2], -1),
             squares,
+            starts,
         )
         return values, squares
+
+
+@over_people.register
+def _(gradient: CompiledKernels, groups: Groups) -> PerExample:
+    return gradient.over(groups)
 
 
 class Kernels(PerExample):
@@ -171,7 +195,7 @@ class Kernels(PerExample):
     ) -> None:
         self.shape, self.batch_size, self.dtype = module.weight.shape, inputs.shape[0], inputs.dtype
         self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
-        self._workspace = workspace
+        self.workspace = workspace
         self._kept: Tensor | None = None
         # A line is an image of height one.
         out = output_gradient.shape[2:] if output_gradient.dim() > 3 else (1, output_gradient.shape[2])
@@ -192,7 +216,7 @@ class Kernels(PerExample):
     def squared_norms(self) -> Tensor:
         """Of the gradients, which are kept if there is room."""
         rows, groups, out, columns = self._layout
-        self._kept = self._workspace.keep((rows, self.batch_size, groups * out, columns), self._inputs)
+        self._kept = self.workspace.keep((rows, self.batch_size, groups * out, columns), self._inputs)
         if self._kept is None:
             return torch.cat([_squared_norms(self._rows(*chunk)) for chunk in self.in_chunks()])
         for chunk in self.in_chunks():
@@ -216,7 +240,7 @@ class Kernels(PerExample):
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite inputs and gradients, in copies."""
         inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
-        return Kernels(self._module, inputs, gradient, self._workspace)
+        return Kernels(self._module, inputs, gradient, self.workspace)
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose unfolded inputs fit into the cache."""
@@ -238,7 +262,7 @@ class Kernels(PerExample):
         unfolded = self._unfolded(images if images.dim() > 3 else images[:, None])
         examples, (rows, groups, out, columns) = last - first, self._layout
         if self._kept is None:
-            values = self._workspace.take("rows", (rows, examples, groups * out, columns), gradient)
+            values = self.workspace.take("rows", (rows, examples, groups * out, columns), gradient)
         else:
             values = self._kept[:, first:last]
         if groups > 1:
@@ -276,13 +300,18 @@ class Kernels(PerExample):
         kernel, stride, dilation = self._kernel[-1], self._stride[-1], self._dilation[-1]
         view = images.unfold(-2, (kernel - 1) * dilation + 1, stride)[..., ::dilation].transpose(-1, -2)
         if self._together == 1:
-            return self._workspace.take("unfolded", tuple(view.shape), images).copy_(view)
+            return self.workspace.take("unfolded", tuple(view.shape), images).copy_(view)
         height = images.shape[1] // self._together
         shape = (images.shape[0], height, self._out[-1], self._together, *view.shape[3:])
-        unfolded = self._workspace.take("unfolded", shape, images)
+        unfolded = self.workspace.take("unfolded", shape, images)
         for row in range(self._together):  # one by one: short innermost dimensions make a copy slow
             unfolded[:, :, :, row] = view[:, row :: self._together][:, :height]
         return unfolded
+
+
+@over_people.register
+def _(gradient: Kernels, groups: Groups) -> PerExample:
+    return OverPeople(gradient, groups, gradient.workspace)
 
 
 def _multiply(left: Tensor, right: Tensor, *, out: Tensor) -> None:

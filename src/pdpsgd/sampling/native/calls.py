@@ -27,6 +27,13 @@ class AesWords:
         self.code.aes_words(self.state, ctypes.c_int64(size), _address(words))
         return words
 
+    def words_at(self, places: IntArray, blocks: int) -> WordArray:
+        """Return, for each place, the words of so many blocks, whose counters begin at place * 2^24."""
+        words = np.empty((len(places), 2 * blocks), dtype=np.uint64)
+        counts = ctypes.c_int64(len(places)), ctypes.c_int64(blocks)
+        self.code.aes_words_at(self.state, counts[0], _address(places), counts[1], _address(words))
+        return words
+
     def encrypt(self, block: bytes) -> bytes:
         """Return one encrypted block of 16 bytes, to compare with published answers."""
         result = ctypes.create_string_buffer(16)

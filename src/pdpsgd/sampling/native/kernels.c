@@ -159,6 +159,14 @@ void aes_words(stream *words, int64_t count, uint64_t *to)
     }
 }
 
+/* Words of many places: of each the same number of blocks, whose counters begin at place * 2^24. */
+void aes_words_at(const stream *words, int64_t places, const int64_t *of, int64_t blocks, uint64_t *to)
+{
+    for (int64_t i = 0; i < places; i++)
+        for (int64_t block = 0; block < blocks; block++, to += 2)
+            encrypt_one(words, ((uint64_t)of[i] << 24) + (uint64_t)block, to);
+}
+
 /* ---- Box and Muller ---- */
 
 #ifdef __AVX512DQ__

@@ -45,6 +45,7 @@ def agrees_with_numpy(code: ctypes.CDLL) -> bool:
         bool(code.supported())
         and all(_encrypts(code, *map(bytes.fromhex, answer)) for answer in KNOWN_ANSWERS)
         and _same_words(code)
+        and _same_words_of_places(code)
         and _same_normals(code)
         and all(_same_release(code, scale, kind) for scale in _SCALES for kind in (np.float32, np.float64))
         and all(_same_integers(code, kind) for kind in (np.float32, np.float64))
@@ -62,6 +63,17 @@ def _same_words(code: ctypes.CDLL) -> bool:
     words = AesWords(code, key)
     found = np.concatenate([words.random_raw(size) for size in (1, 0, 2, 3, 64, 129, 66, 1, 334)])
     return found.astype("<u8").tobytes() == wanted
+
+
+def _same_words_of_places(code: ctypes.CDLL) -> bool:
+    """Words of places, out of order, against blocks one by one."""
+    words, places = AesWords(code, bytes(range(3, 35))), np.array([5, 0, 2**39, 7], dtype=np.int64)
+    wanted = [
+        words.encrypt(((place << 24) + block).to_bytes(16, "big"))
+        for place in places.tolist()
+        for block in range(3)
+    ]
+    return words.words_at(places, 3).astype("<u8").tobytes() == b"".join(wanted)
 
 
 def _same_normals(code: ctypes.CDLL) -> bool:

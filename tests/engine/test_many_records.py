@@ -1,0 +1,239 @@
+"""People with many records, in anybody's loop: chosen, averaged, clipped as a whole, and cut between people."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pdpsgd.engine.batches import PhysicalBatch
+from pdpsgd.engine.noising import Recording, WithoutNoise, released_by
+from pdpsgd.engine.observers import StepObserver
+from pdpsgd.engine.privacy_engine import PrivacyEngine
+from pdpsgd.engine.records import match_many_records
+from pdpsgd.errors import PdpsgdError
+from tests.engine.conftest import Private, Rows, make_data, make_module, make_plan, weights
+
+PEOPLE = 12
+COUNTS = np.array([1, 1, 3, 0, 7, 1, 20, 2, 1, 0, 4, 1])
+WHOSE = np.repeat(np.arange(PEOPLE), COUNTS)
+
+Make = Callable[..., Private]
+
+
+class Batches(StepObserver):
+    """Keeps the batches that the loop got."""
+
+    def __init__(self) -> None:
+        self.seen: list[PhysicalBatch] = []
+
+    def batch_yielded(self, batch: PhysicalBatch) -> None:
+        self.seen.append(batch)
+
+
+def train(run: Private, reduction: str = "sum") -> Tensor:
+    for inputs, targets in run.loader:
+        run.optimizer.zero_grad()
+        functional.cross_entropy(run.module(inputs), targets, reduction=reduction).backward()
+        run.optimizer.step()
+    return weights(run.module)
+
+
+def many(make: Make, **options: Any) -> Private:
+    settings: dict[str, Any] = {
+        "plan": make_plan(people=PEOPLE, rates=(0.7,), steps=4),
+        "data": make_data(len(WHOSE)),
+        "record_ids": WHOSE,
+        "records_per_person": 4,
+        "loss_reduction": "sum",
+    }
+    return make(**(settings | options))
+
+
+def mean_gradients(module: nn.Module, data: tuple[Tensor, Tensor], whose: np.ndarray) -> Tensor:
+    """Each person's mean gradient by plain autograd, one record at a time."""
+    module, rows = copy.deepcopy(module), []
+    for inputs, target in zip(*data, strict=True):
+        module.zero_grad()
+        functional.cross_entropy(module(inputs[None]), target[None]).backward()
+        rows.append(torch.cat([parameter.grad.reshape(-1) for parameter in module.parameters()]))  # type: ignore[union-attr]
+    found = torch.zeros(PEOPLE, len(rows[0]))
+    for person in np.unique(whose):
+        found[person] = torch.stack([rows[i] for i in np.flatnonzero(whose == person)]).mean(0)
+    return found
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_sum_is_that_of_peoples_clipped_mean_gradients(private: Make, reduction: str) -> None:
+    plan = make_plan(people=PEOPLE, rates=(1.0,), steps=1, max_grad_norm=0.3)
+    double = Recording(inner=WithoutNoise())
+    with released_by(double):
+        run = many(private, plan=plan, records_per_person=20, loss_reduction=reduction)
+    wanted = mean_gradients(run.module, make_data(len(WHOSE)), WHOSE)
+    limit = 0.3 * (1 - 2**-11 - 2**-10)
+    wanted *= (limit / wanted.norm(dim=1).clamp(min=1e-9)).clamp(max=1)[:, None]
+    before = weights(run.module)
+    after = train(run, reduction)
+    assert torch.allclose(torch.cat(double.totals[0]).float(), wanted.sum(0), atol=1e-5)
+    # The public divisor is the expected number of people, not of records. (The learning rate is 0.5.)
+    assert torch.allclose(before - after, 0.5 * wanted.sum(0) / PEOPLE, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 4, 20])
+def test_physical_batches_are_cut_between_people_and_change_nothing(private: Make, most: int) -> None:
+    batches = Batches()
+    cut = many(
+        private,
+        records_per_person=most,
+        max_physical_batch_size=20,
+        engine=PrivacyEngine(observers=[batches]),
+    )
+    whole = many(private, records_per_person=most)
+    assert torch.allclose(train(cut), train(whole), atol=1e-6)
+    assert all(batch.size <= 20 for batch in batches.seen)
+    assert (most == 1) == all(batch.starts is None for batch in batches.seen)
+    for batch in batches.seen:
+        if batch.starts is not None:
+            assert len(batch.clip_norms) == len(batch.starts) - 1
+            own = np.split(batch.records, batch.starts[1:-1])
+            assert all(len({int(WHOSE[n]) for n in rows if n >= 0}) <= 1 for rows in own)
+    steps: dict[int, list[int]] = {batch.step: [] for batch in batches.seen}
+    for batch in batches.seen:
+        steps[batch.step] += [int(WHOSE[n]) for n in batch.records if n >= 0]
+    for people in steps.values():
+        assert max(np.bincount(people)) <= most
+
+
+def test_one_record_each_by_k_is_as_it_was_without_k(private: Make) -> None:
+    plain = private(loss_reduction="sum")
+    one = private(loss_reduction="sum", records_per_person=1)
+    assert torch.equal(train(plain), train(one))
+    several = private(loss_reduction="sum", records_per_person=4)
+    assert torch.allclose(train(several), train(plain), atol=1e-6)
+
+
+def test_an_ordinary_loop_with_a_mean_loss_is_accepted_without_a_word(private: Make) -> None:
+    batches = Batches()
+    run = many(private, loss_reduction="mean", engine=PrivacyEngine(observers=[batches]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = train(run, "mean")
+    assert torch.allclose(found, train(many(private)), atol=1e-6)
+    # Filled up to a power of two of rows, so that the rows of others do not depend on anybody's number of records.
+    assert all(batch.size & (batch.size - 1) == 0 for batch in batches.seen)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_who_is_never_sampled_leaves_no_trace_however_many_records_they_have(
+    private: Make, reduction: str
+) -> None:
+    """Equal by the byte for a key under which the person is not sampled."""
+    plan = make_plan(people=PEOPLE, rates=(0.3,), steps=3)
+    batches = Batches()
+    options: dict[str, Any] = {"plan": plan, "loss_reduction": reduction, "seed": 5}
+    everybody = many(private, engine=PrivacyEngine(observers=[batches]), **options)
+    found = train(everybody, reduction)
+    sampled = {int(WHOSE[n]) for batch in batches.seen for n in batch.records if n >= 0}
+    absent = max(set(range(PEOPLE)) - sampled, key=lambda person: COUNTS[person])
+    assert COUNTS[absent] > 1
+    others = ~np.isin(WHOSE, absent)
+    data = tuple(part[torch.from_numpy(others)] for part in make_data(len(WHOSE)))
+    assert torch.equal(train(many(private, data=data, record_ids=WHOSE[others], **options), reduction), found)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_rows_of_others_are_the_same_whatever_somebody_has(private: Make, reduction: str) -> None:
+    """What everybody else adds is equal by the bit: the sums differ in one person's own gradient alone."""
+    plan = make_plan(people=PEOPLE, rates=(1.0,), steps=1, clip_scales=(1.0,))
+    totals = []
+    for kept in (COUNTS[6], 1, 0):
+        chosen = np.concatenate([np.flatnonzero(WHOSE != 6), np.flatnonzero(WHOSE == 6)[:kept]])
+        data = tuple(part[torch.from_numpy(chosen)].clone() for part in make_data(len(WHOSE)))
+        data[0][len(chosen) - kept :] = float("nan")  # present, and of no weight
+        double = Recording(inner=WithoutNoise())
+        with released_by(double):
+            run = many(private, plan=plan, data=data, record_ids=WHOSE[chosen], loss_reduction=reduction)
+        train(run, reduction)
+        totals.append(torch.cat(double.totals[0]))
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], totals[2])
+
+
+def test_any_dataset_and_loader_will_do(private: Make) -> None:
+    data = make_data(len(WHOSE))
+    loader = torch.utils.data.DataLoader(Rows(data), num_workers=2)
+    assert torch.equal(train(many(private, data=loader)), train(many(private)))
+
+
+def test_repeated_ids_are_refused_with_what_to_write(private: Make) -> None:
+    with pytest.raises(PdpsgdError, match=r"one record per person. Got rows 2 and 3, both of 2") as refused:
+        many(private, records_per_person=None)
+    for remedy in ("records_per_person=", "--records-per-person", "--one-row-per-person"):
+        assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"records_per_person": 0}, "whole number >= 1"),
+        ({"records_per_person": 2.5}, "whole number >= 1"),
+        ({"records_per_person": 8, "max_physical_batch_size": 7}, "records_per_person <= 7"),
+        (
+            {"records_per_person": 5, "max_physical_batch_size": 7, "loss_reduction": "mean"},
+            "records_per_person <= 4.*power of two",
+        ),
+        ({"record_ids": np.where(WHOSE == 2, 77, WHOSE)}, "of 77, who is not"),
+    ],
+)
+def test_what_cannot_be_is_refused(private: Make, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PdpsgdError, match=message):
+        many(private, **options)
+
+
+def test_a_collation_that_sorts_is_refused_because_rows_have_owners(private: Make) -> None:
+    def by_size(items: list[Any]) -> Any:
+        inputs, targets = torch.utils.data.default_collate(items)
+        order = inputs.abs().sum(1).argsort()
+        return inputs[order], targets[order]
+
+    loader = torch.utils.data.DataLoader(Rows(make_data(len(WHOSE))), collate_fn=by_size)
+    with pytest.raises(PdpsgdError, match="row of its place"):
+        many(private, data=loader)
+
+
+def test_a_checkpoint_is_resumed_with_the_same_k_and_the_same_records_only(
+    private: Make, tmp_path: Any
+) -> None:
+    whole = train(many(private))
+    first = many(private)
+    for inputs, targets in first.loader:
+        first.optimizer.zero_grad()
+        functional.cross_entropy(first.module(inputs), targets, reduction="sum").backward()
+        first.optimizer.step()
+        if first.engine.steps_taken == 2:
+            break
+    first.engine.save(tmp_path / "run")
+    for changed in ({"records_per_person": 3}, {"record_ids": np.sort(np.roll(WHOSE, 1))[::-1].copy()}):
+        with pytest.raises(PdpsgdError):
+            many(private, module=make_module(), **changed).engine.resume(tmp_path / "run")
+    again = many(private)
+    again.engine.resume(tmp_path / "run")
+    assert torch.equal(train(again), whole)
+
+
+def test_records_are_matched_by_any_ids_and_people_may_have_none() -> None:
+    found = match_many_records(
+        people=3, records=4, ids=np.array(["ann", "bob", "cy"]), record_ids=["cy", "ann", "cy", "cy"]
+    )
+    assert found.order.tolist() == [1, 0, 2, 3]
+    assert found.starts.tolist() == [0, 1, 1, 4]
+    by_number = match_many_records(people=3, records=2, record_of_person=[1, -1, 0])
+    assert by_number.order.tolist() == [1, 0]
+    assert by_number.starts.tolist() == [0, 1, 1, 2]

@@ -1,0 +1,213 @@
+"""People with many records: their gradients, norms and clipped sums are those of a loop of plain autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.native import dispatch as native
+from tests.gradients.conftest import Oracle
+
+SIZES = {
+    "one each": [1] * 5,
+    "four each": [4] * 4,
+    "one to four": [1, 3, 2, 4, 1, 1],
+    "one to sixteen": [1, 1, 16, 1, 2, 1, 7],
+    "one person": [9],
+}
+
+
+class Tied(nn.Module):
+    """A table used twice, by lookup and as a matrix, and attention with biases of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True, add_bias_kv=True)
+        self.out = nn.Linear(6, 9, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mixed, _ = self.attention(*[self.table(tokens)] * 3)
+        logits: Tensor = self.out(mixed.mean(1))
+        return logits
+
+
+class Raw(nn.Module):
+    """Parameters of its own: the general rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
+    "linear": (lambda: nn.Linear(40, 2), (40,), False),
+    "mlp": (lambda: nn.Sequential(nn.Linear(30, 25), nn.ReLU(), nn.Linear(25, 10)), (30,), False),
+    "sequence": (lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh()), (3, 6), False),
+    "long sequence": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Flatten()), (40, 3), False),
+    "cnn": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 16, 5, stride=2, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2, 1),
+            nn.Conv2d(16, 32, 3),
+            nn.GroupNorm(4, 32),
+            nn.Flatten(),
+            nn.Linear(32, 10),
+        ),
+        (1, 10, 10),
+        False,
+    ),
+    "other convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, padding=1, groups=2), nn.Tanh(), nn.Conv1d(4, 70, 12), nn.Flatten()
+        ),
+        (2, 12),
+        False,
+    ),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(7, 4), nn.Linear(4, 3)), (5,), True),
+    "tied": (Tied, (4,), True),
+    "recurrent": (lambda: nn.GRU(3, 4, batch_first=True), (5, 3), False),
+    "raw": (Raw, (6,), False),
+}
+
+
+def starts_of(sizes: list[int]) -> Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def compare(
+    oracle: Oracle, module: nn.Module, inputs: Tensor, sizes: list[int], *, reduction: str, tolerance: float
+) -> None:
+    """Clip each person's mean gradient as a whole, by definition and by the rules."""
+    count = len(inputs)
+    rows = oracle.gradients(copy.deepcopy(module), (inputs,), count)
+    people = {
+        name: torch.stack([part.mean(0) for part in torch.split(values, sizes)])
+        for name, values in rows.items()
+    }
+    norms = torch.cat([values.flatten(1) for values in people.values()], 1).norm(dim=1)
+    clip_norms = norms * torch.linspace(0.3, 1.7, len(sizes), dtype=norms.dtype)
+    wanted = oracle.clipped(people, clip_norms)
+    clipped = ClippedGradients(module)
+    try:
+        loss = oracle.loss(module, (inputs,), 0, count)
+        (loss if reduction == "mean" else loss * count).backward()  # type: ignore[no-untyped-call]
+        refused = clipped.clipped_sum(
+            clip_norms,
+            largest_clip_norm=float(clip_norms.max()),
+            loss_reduction=reduction,
+            starts=starts_of(sizes),
+        )
+        assert refused == 0
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        for parameter, total in clipped.sums.items():
+            scale = tolerance * len(sizes) * float(norms.max())
+            assert torch.allclose(total, wanted[names[parameter]].double(), rtol=0, atol=scale), names[
+                parameter
+            ]
+    finally:
+        clipped.remove()
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_persons_mean_gradient_is_clipped_as_a_whole(
+    oracle: Oracle, network: str, sizes: list[int]
+) -> None:
+    build, shape, tokens = NETWORKS[network]
+    module = build()
+    inputs = torch.randint(7, (sum(sizes), *shape)) if tokens else torch.randn(sum(sizes), *shape)
+    # The same in float64, where rules differ from the loop by rounding alone; sequences by the form of their norms.
+    compare(oracle, module, inputs, sizes, reduction="sum", tolerance=4e-5)
+    precise = module.double()
+    inputs = inputs if tokens else inputs.double()
+    compare(oracle, precise, inputs, sizes, reduction="mean", tolerance=1e-9)
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn", "other convolutions", "sequence"])
+def test_without_compiled_code_it_is_the_same(
+    oracle: Oracle, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    build, shape, _ = NETWORKS[network]
+    sizes = SIZES["one to sixteen"]
+    compare(oracle, build(), torch.randn(sum(sizes), *shape), sizes, reduction="mean", tolerance=4e-5)
+
+
+def clipped_sum(module: nn.Module, inputs: Tensor, sizes: list[int], **options: Any) -> tuple[Tensor, int]:
+    clipped = ClippedGradients(module)
+    try:
+        module(inputs).square().sum().backward()
+        options = {"loss_reduction": "sum", "starts": starts_of(sizes)} | options
+        count = clipped.clipped_sum(torch.ones(len(sizes)), **options)
+        return torch.cat([total.flatten() for total in clipped.flat_sums]), count
+    finally:
+        clipped.remove()
+
+
+def test_records_squared_norms_are_not_simply_added() -> None:
+    # Ten equal records: their mean is one of them, and clipping it gives a sum of norm about C, not C / sqrt(10).
+    module = nn.Linear(3, 2)
+    one = torch.full((1, 3), 5.0)
+    many, _ = clipped_sum(module, one.repeat(10, 1), [10])
+    single, _ = clipped_sum(module, one, [1])
+    assert torch.allclose(many, single, rtol=1e-5)
+    assert 0.998 < float(many.norm()) <= 1
+
+
+def test_records_that_cancel_leave_what_is_left_of_them() -> None:
+    # Two huge records with opposite gradients and a small one: clipping is of what remains, within C.
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    inputs = torch.tensor([[3e6], [3e6], [0.5]])
+    clipped = ClippedGradients(module)
+    (module(inputs)[:, 0] * torch.tensor([1.0, -1.0, 1.0])).sum().backward()
+    clipped.clipped_sum(torch.ones(1), loss_reduction="sum", starts=torch.tensor([0, 3]))
+    assert float(clipped.flat_sums[0].abs()) <= 0.5 / 3 + 1e-9
+
+
+@pytest.mark.parametrize("network", ["linear", "mlp", "sequence", "cnn", "other convolutions", "raw"])
+def test_a_record_that_is_not_finite_takes_its_person_out_and_nobody_else(network: str) -> None:
+    build, shape, _ = NETWORKS[network]
+    module, sizes = build(), [2, 3, 1]
+    inputs = torch.randn(6, *shape)
+    inputs[3] = float("inf")
+    found, count = clipped_sum(module, inputs, sizes)
+    others, _ = clipped_sum(module, inputs[[0, 1, 5]], [2, 1])
+    assert count == 1
+    assert torch.allclose(found, others, atol=1e-5)
+
+
+def test_views_of_many_records_are_averaged_with_them(oracle: Oracle) -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    inputs = torch.randn(10, 4, dtype=torch.float64)  # five records, two views of each
+    with_views, _ = clipped_sum(module, inputs, [2, 3], views=2)
+    as_records, _ = clipped_sum(module, inputs, [4, 6])
+    assert torch.allclose(with_views, as_records, rtol=1e-12)
+
+
+def test_somebody_without_records_adds_nothing() -> None:
+    module = nn.Linear(3, 2)
+    inputs = torch.randn(4, 3)
+    clipped = ClippedGradients(module)
+    module(inputs).square().sum().backward()
+    clipped.clipped_sum(
+        torch.tensor([1.0, 0.0]),
+        largest_clip_norm=1.0,
+        loss_reduction="sum",
+        starts=torch.tensor([0, 3, 4]),
+    )
+    wanted = clipped.flat_sums[0].clone()
+    clipped.remove()
+    assert torch.allclose(wanted, clipped_sum(module, inputs[:3], [3])[0], atol=1e-6)
