@@ -13,7 +13,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ BLOCK = 64
 CACHE = 1 << 19
 # Numbers for which a call of compiled code does not pay.
 SMALL = 1 << 16
+# Matrices of so few rows are added up row by row.
+NARROW = 4
 # A factor counts as at least this large: times a weight, smaller numbers are not rounded well any more.
 SMALLEST_FACTOR = 1e-20
 
@@ -112,11 +114,8 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 
 def add_products(weights: Tensor, left: Tensor, right: Tensor, total: Tensor) -> None:
     """Add the sum over the examples of weight times outer product of left and right to `total`, which is float64."""
-    left = left * weights[:, None]  # float64, if the weights are
-    if left.dtype == torch.float64:
-        total.addmm_(left.t(), right.to(torch.float64))
-        return
-    if len(left) <= BLOCK and total.numel() < SMALL:
+    left = left * weights[:, None]
+    if left.dtype == torch.float64 or (len(left) <= BLOCK and total.numel() < SMALL):
         total += left.t() @ right
         return
     at_once = BLOCK * max(1, CACHE // max(1, total.numel()))  # small matrices: many blocks in one call
@@ -127,6 +126,28 @@ def add_products(weights: Tensor, left: Tensor, right: Tensor, total: Tensor) ->
             _add(torch.bmm(_in_blocks(lefts[:whole]).transpose(1, 2), _in_blocks(rights[:whole])), total)
         if whole < len(lefts):
             _add((lefts[whole:].t() @ rights[whole:])[None], total)
+
+
+def add_exact_products(
+    weights: Tensor, left: Tensor, right: Tensor, total: Tensor, take: Callable[..., Tensor]
+) -> None:
+    """Add the sum over the rows of weight times outer product of left and right to `total`, in float64 throughout.
+
+    Args:
+        weights: (rows,), float64.
+        left: (rows, out).
+        right: (rows, in).
+        total: (out, in), float64.
+        take: Gives memory to work in: `take(name, shape, like)`.
+    """
+    lefts = take("exact left", tuple(left.shape), total).copy_(left).mul_(weights[:, None])
+    if len(total) <= NARROW and native.has_weighted_sums(right, total):
+        for row, some in zip(total, lefts.t(), strict=True):
+            native.add_weighted_rows(some, right, row)
+    elif right.dtype == torch.float64:
+        total.addmm_(lefts.t(), right)
+    else:
+        total.addmm_(lefts.t(), take("exact right", tuple(right.shape), total).copy_(right))
 
 
 def _in_blocks(rows: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdpsgd._typing import AnyIntArray, IntArray, WordArray
+from pdpsgd._typing import AnyIntArray, IntArray
 from pdpsgd.errors import fail
+from pdpsgd.sampling.native import calls, dispatch
+from pdpsgd.sampling.subsets import subsets_of
 
 if TYPE_CHECKING:
     from pdpsgd.sampling.source import RandomSource
@@ -74,26 +76,13 @@ class RecordsOfPeople:
         many = np.flatnonzero(counts > most)
         if len(many):
             words = source.record_words(step=step, people=people[many], count=most)
-            chosen = _subsets(words, counts[many]) + first[many, None]
+            code = dispatch.library()
+            limits = counts[many]
+            chosen = subsets_of(words, limits) if code is None else calls.subsets(code, words, limits)
+            chosen += first[many, None]
             places[starts[many, None] + np.arange(most)] = chosen
         if len(self.order) == 0:
             return np.full(len(places), NO_RECORD, dtype=np.int64), starts
         records = self.order.take(places, mode="clip")
         records[starts[:-1][counts == 0]] = NO_RECORD
         return records, starts
-
-
-def _subsets(words: WordArray, limits: IntArray) -> IntArray:
-    """Return, for each limit, as many distinct numbers below it as there are words: Floyd's way to a random subset.
-
-    The t-th number is uniform below limit - K + t + 1; if it is there already, the largest of that range, which cannot
-    be, takes its place.
-    """
-    people, most = words.shape
-    chosen = np.empty((people, most), dtype=np.int64)
-    for place in range(most):
-        end = limits - most + place + 1
-        number = (words[:, place] % end.astype(np.uint64)).view(np.int64)
-        again = (chosen[:, :place] == number[:, None]).any(axis=1)
-        chosen[:, place] = np.where(again, end - 1, number)
-    return chosen

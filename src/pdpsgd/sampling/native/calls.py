@@ -41,6 +41,14 @@ class AesWords:
         return result.raw
 
 
+def subsets(code: ctypes.CDLL, words: WordArray, limits: IntArray) -> IntArray:
+    """Do what `record_choice` does with words (people, most), for as many limits."""
+    words, limits = np.ascontiguousarray(words), np.ascontiguousarray(limits)
+    chosen = np.empty(words.shape, dtype=np.int64)
+    code.subsets(*map(ctypes.c_int64, words.shape), *map(_address, (words, limits, chosen)))
+    return chosen
+
+
 class _Scale(ctypes.Structure):
     _fields_ = (("deviation", ctypes.c_double), ("shift", ctypes.c_int64), ("step", ctypes.c_double))
 

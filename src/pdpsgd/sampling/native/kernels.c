@@ -167,6 +167,21 @@ void aes_words_at(const stream *words, int64_t places, const int64_t *of, int64_
             encrypt_one(words, ((uint64_t)of[i] << 24) + (uint64_t)block, to);
 }
 
+/* For each limit `most` distinct numbers below it, of as many words: as `record_choice.py` says. */
+void subsets(int64_t people, int64_t most, const uint64_t *words, const int64_t *limits, int64_t *chosen)
+{
+    for (int64_t i = 0; i < people; i++, words += most, chosen += most)
+        for (int64_t place = 0; place < most; place++) {
+            int64_t end = limits[i] - most + place + 1, number = (int64_t)(words[place] % (uint64_t)end);
+            for (int64_t earlier = 0; earlier < place; earlier++)
+                if (chosen[earlier] == number) {
+                    number = end - 1;
+                    break;
+                }
+            chosen[place] = number;
+        }
+}
+
 /* ---- Box and Muller ---- */
 
 #ifdef __AVX512DQ__

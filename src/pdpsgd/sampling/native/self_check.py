@@ -9,6 +9,7 @@ import numpy as np
 from pdpsgd.sampling import box_muller, grid
 from pdpsgd.sampling.native import calls
 from pdpsgd.sampling.native.calls import AesWords
+from pdpsgd.sampling.subsets import subsets_of
 
 # AES-256, key, block and result: FIPS 197 (appendix C.3), SP 800-38A (appendices F.1.5 and F.5.5), and zeros.
 KNOWN_ANSWERS = (
@@ -46,6 +47,7 @@ def agrees_with_numpy(code: ctypes.CDLL) -> bool:
         and all(_encrypts(code, *map(bytes.fromhex, answer)) for answer in KNOWN_ANSWERS)
         and _same_words(code)
         and _same_words_of_places(code)
+        and _same_subsets(code)
         and _same_normals(code)
         and all(_same_release(code, scale, kind) for scale in _SCALES for kind in (np.float32, np.float64))
         and all(_same_integers(code, kind) for kind in (np.float32, np.float64))
@@ -74,6 +76,13 @@ def _same_words_of_places(code: ctypes.CDLL) -> bool:
         for block in range(3)
     ]
     return words.words_at(places, 3).astype("<u8").tobytes() == b"".join(wanted)
+
+
+def _same_subsets(code: ctypes.CDLL) -> bool:
+    """Subsets of few and many numbers, among them all but one, and all."""
+    words = AesWords(code, bytes(range(9, 41))).random_raw(6 * 50).reshape(50, 6)
+    limits = np.r_[np.full(25, 6), np.full(20, 7), 8, 9, 20, 1000, 2**40]
+    return np.array_equal(calls.subsets(code, words, limits), subsets_of(words, limits))
 
 
 def _same_normals(code: ctypes.CDLL) -> bool:
