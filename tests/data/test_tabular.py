@@ -152,7 +152,7 @@ def test_a_word_far_down_a_column_of_numbers_is_found_with_its_line(tmp_path: Pa
         ("b,30,nurse,middling", r"'low', 'high' in column 'income' of people.csv, row 3. Got 'middling'"),
         ("b,30,nurse,", r"column 'income' of people.csv, row 3. It is missing"),
         (",30,nurse,low", r"an id in column 'person' of people.csv, row 3. It is missing"),
-        ("a,30,nurse,low", r"one record a person. Got 'a' in people.csv, row 3 and in row 2"),
+        ("a,30,nurse,low", r"one record per person. Got 'a' in people.csv, row 3 and in row 2"),
         ("z,30,nurse,low", r"person to be on the list. Got 'z' in people.csv, row 3"),
     ],
 )

@@ -14,7 +14,7 @@ from pdpsgd.training.fitting import fit
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.presets import PRESETS, preset
 
-ABOUT_DATA = {"record_ids", "record_of_person", "test_data", "test_budgets", "test_tiers"}
+ABOUT_DATA = {"record_ids", "record_of_person", "test_data", "test_budgets", "test_tiers", "test_ids"}
 
 
 def test_what_is_said_comes_before_the_preset_and_the_preset_before_defaults():

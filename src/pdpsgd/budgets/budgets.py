@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd._typing import BoolArray, FloatArray, IdArray
+from pdpsgd._typing import BoolArray, FloatArray, IdArray, IntArray
 from pdpsgd.errors import check_positive, fail, shown
 
 # A finite epsilon above this is warned of.
@@ -168,6 +168,7 @@ class Budgets:
         delta_column: str | None = None,
         delta: float = 1e-5,
         allow_infinite: bool = False,
+        repeated_ids: bool = False,
     ) -> Budgets:
         """Read budgets from a pandas or polars frame, or from a CSV or Parquet file.
 
@@ -178,9 +179,10 @@ class Budgets:
             delta_column: column with each person's delta.
             delta: one delta for everybody, without `delta_column`.
             allow_infinite: accept people who ask for no protection.
+            repeated_ids: accept several rows of a person, all with the same budget.
 
         Returns:
-            The budgets, in the order of the rows.
+            The budgets, in the order of the rows, one per person.
 
         Raises:
             PdpsgdError: a value is missing, no number or no budget; the message names the file and the row.
@@ -195,12 +197,18 @@ class Budgets:
             if name is not None and where is not None:
                 got = str(columns[name][where])
                 fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {got!r}.")
+        ids = None if id_column is None else _names(columns[id_column], source.row)
+        place = source.row
+        if ids is not None and repeated_ids:
+            kept = _first_rows(ids, {name: columns[name] for name in numbers}, source.row)
+            columns = {name: values[kept] for name, values in columns.items()}
+            ids, place = ids[kept], _RowsOf(source.row, kept)
         budgets = cls.__new__(cls)
         budgets._set(
             columns[epsilon_column],
             delta if delta_column is None else columns[delta_column],
-            None if id_column is None else _names(columns[id_column], source.row),
-            source.row,
+            ids,
+            place,
             allow_infinite,
         )
         return budgets
@@ -445,6 +453,31 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
             f"Expected each id once. Got {ids.tolist()[second]!r} for {place(int(first))} "
             f"and again for {place(int(second))}."
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _RowsOf:
+    """Where the rows that were kept are in the file."""
+
+    place: Callable[[int], str]
+    kept: IntArray
+
+    def __call__(self, index: int) -> str:
+        return self.place(int(self.kept[index]))
+
+
+def _first_rows(ids: IdArray, numbers: Mapping[str, IdArray], place: Callable[[int], str]) -> IntArray:
+    """Return the first row of each person, whose other rows must have the same numbers."""
+    first: dict[Any, int] = {}
+    for row, name in enumerate(ids.tolist()):
+        before = first.setdefault(name, row)
+        for column, values in numbers.items():
+            if values[row] != values[before]:
+                fail(
+                    f"Expected one budget per person, the same in all their rows. Got {values[before]} for {name!r} in "
+                    f"column {column!r} of {place(before)}, and {values[row]} in {place(row)}."
+                )
+    return np.fromiter(first.values(), dtype=np.int64, count=len(first))
 
 
 def _first_non_number(column: IdArray) -> int | None:

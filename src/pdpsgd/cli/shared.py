@@ -102,8 +102,8 @@ class BudgetOptions(Options):
         False, 'acceptance of "inf" (no protection asked for)', panel=PEOPLE, kind=bool, shown=False
     )
 
-    def read(self, file: Path | None, *, id_column: str | None = None) -> Budgets:
-        """Read budgets from the columns of a file."""
+    def read(self, file: Path | None, *, id_column: str | None = None, repeated_ids: bool = False) -> Budgets:
+        """Read budgets from the columns of a file, in which people may have several rows if that is said."""
         from pdpsgd.budgets.budgets import Budgets
 
         if file is None:
@@ -115,6 +115,7 @@ class BudgetOptions(Options):
             delta_column=self.delta_column,
             delta=self.delta,
             allow_infinite=self.allow_infinite,
+            repeated_ids=repeated_ids,
         )
 
 

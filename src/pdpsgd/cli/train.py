@@ -78,6 +78,7 @@ def train(
       pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
       pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
       pdpsgd train people.csv --label income --id-column person --history runs/first
+      pdpsgd train mails.csv --label kind --id-column sender --records-per-person 8 --test-share 0.2
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd train --config run.toml mnist
@@ -89,7 +90,9 @@ def train(
     by_files = bool(earlier.history) or (ready is not None and ready.ledger is None)
     place = ledger.place(own_data=own_data, counted_otherwise=by_files or people.tiers is not None)
     _check_folder(options, place)
-    inputs = read_inputs(data, records, people, listed=ledger.listed)
+    inputs = read_inputs(
+        data, records, people, listed=ledger.listed, records_per_person=options.records_per_person
+    )
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
     for note in inputs.notes:
@@ -219,7 +222,14 @@ def _show(result: TrainingResult, screen: shared.Screen) -> None:
     if result.evaluation is not None and result.accuracy is not None:
         tiers = "".join(f", {value:.1%} at epsilon {tier}" for tier, value in result.accuracy_by_tier.items())
         tested = result.evaluation.people
-        screen.say(f"Accuracy on {tested:,} test people: {result.accuracy:.1%}{tiers}.")
+        per_person = result.evaluation.accuracy_per_person
+        if per_person is None:
+            screen.say(f"Accuracy on {tested:,} test people: {result.accuracy:.1%}{tiers}.")
+        else:
+            screen.say(
+                f"Accuracy on all records of {tested:,} test people: {result.accuracy:.1%} per record{tiers}; "
+                f"{per_person:.1%} per person, each counted once."
+            )
     elif result.evaluation is None:
         screen.say("No test people, so no accuracy: give --test-file or --test-share.")
     for sentence in result.verdict.sentences:

@@ -112,7 +112,12 @@ def is_own_data(source: str) -> bool:
 
 
 def read_inputs(
-    source: str, how: DataOptions, whose: ListOptions, *, listed: Callable[[], Budgets] | None = None
+    source: str,
+    how: DataOptions,
+    whose: ListOptions,
+    *,
+    listed: Callable[[], Budgets] | None = None,
+    records_per_person: int | None = None,
 ) -> TrainingInputs:
     """Read records and budgets, from whichever files and names the user gave.
 
@@ -121,6 +126,7 @@ def read_inputs(
         how: How to read the records, and who is tested on.
         whose: Where budgets are.
         listed: Reads the list of a ledger, for data that comes without budgets.
+        records_per_person: K, with which people may have many records.
 
     Returns:
         The inputs of a run.
@@ -143,6 +149,7 @@ def read_inputs(
             f"{source!r}. Got neither."
         )
     columns = (whose.epsilon_column, whose.delta_column)
+    many = records_per_person is not None
     data = load_people(
         source,
         label=how.label,
@@ -155,8 +162,9 @@ def read_inputs(
         color=not how.gray,
         people_file=how.people_file,
         one_row_per_person=how.one_row_per_person,
+        repeated_ids=many,
     )
-    people = of_ledger or _list_of(data, source, whose, in_data=in_data)
+    people = of_ledger or _list_of(data, source, whose, in_data=in_data, many=many)
     tiers: list[str] | None = None
     without_promise = 0
     if how.test_share is not None:
@@ -171,9 +179,9 @@ def read_inputs(
         )
         tiers = tier_names(made_up.epsilon)
     elif how.test_file is not None and in_data:
-        tested = whose.read(how.test_file)
+        tested = whose.read(how.test_file, repeated_ids=many)
         _check_allowed(tested, how.test_file)
-        without_promise, tiers = len(tested), tier_names(tested.epsilon)
+        without_promise, tiers = len(tested), _tiers_of_records(tested, data)
     if whose.tiers is not None and tiers is not None:
         note = "People were put into tiers at random: differences in accuracy between tiers are chance."
         data = replace(data, notes=(*data.notes, note))
@@ -188,13 +196,23 @@ def _has_budgets(source: str, whose: ListOptions) -> bool:
     return whose.said("epsilon_column") or whose.epsilon_column in open_table(Path(source))[0].columns
 
 
-def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool) -> Budgets:
+def _tiers_of_records(tested: Budgets, data: PeopleData) -> list[str]:
+    """Return the tier of each test record: that of its person."""
+    names = tier_names(tested.epsilon)
+    if not tested.named or data.test_ids is None:
+        return names
+    tier_of = dict(zip(tested.ids.tolist(), names, strict=True))
+    return [tier_of[person] for person in data.test_ids.tolist()]
+
+
+def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool, many: bool) -> Budgets:
     """Read the list of people, or put people into tiers by a public seed."""
     if whose.tiers is not None:
+        ids = np.unique(data.ids) if many else data.ids
         made_up = Budgets.from_tiers(
-            shared.parse_tiers(whose.tiers), len(data.ids), whose.delta, shuffle=whose.tiers_seed
+            shared.parse_tiers(whose.tiers), len(ids), whose.delta, shuffle=whose.tiers_seed
         )
-        listed = Budgets(made_up.epsilon, made_up.delta, ids=data.ids)
+        listed = Budgets(made_up.epsilon, made_up.delta, ids=ids)
         return listed if data.named else listed.without_names()
     id_column = whose.id_column or (data.schema.id_column if data.schema is not None else None)
     if whose.budgets is not None and (id_column is None or not data.named):
@@ -203,7 +221,7 @@ def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool
             f"Expected an id for each person in {where}, to know whose budget is whose with --budgets. Got none: with "
             "a row more or less in either file, everybody would get the next person's budget."
         )
-    listed = whose.read(whose.budgets or Path(source), id_column=id_column)
+    listed = whose.read(whose.budgets or Path(source), id_column=id_column, repeated_ids=many and in_data)
     if in_data and id_column is None:
         return Budgets(listed.epsilon, listed.delta, ids=data.ids, allow_infinite=True).without_names()
     return listed

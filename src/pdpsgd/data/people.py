@@ -71,6 +71,7 @@ def load_people(
     color: bool = True,
     people_file: str | Path | None = None,
     one_row_per_person: bool = False,
+    repeated_ids: bool = False,
 ) -> PeopleData:
     """Read records from the name of a benchmark, or from the path of your own data.
 
@@ -89,6 +90,7 @@ def load_people(
         color: Whether images are read in color.
         people_file: A table with the columns `file` and `id`, for folders of images.
         one_row_per_person: Says that every row of a table is another person, where it has no ids.
+        repeated_ids: Whether a person may have several rows of a table (`records_per_person`).
 
     Returns:
         Tensors, with the id of each record's person.
@@ -102,7 +104,7 @@ def load_people(
     if str(source) in CATALOG and not path.exists():
         return _benchmark(str(source), data_folder)
     if path.suffix.lower() in TABLES:
-        return _table(path, label, id_column, leave_out, schema, test_file, one_row_per_person)
+        return _table(path, label, id_column, leave_out, schema, test_file, one_row_per_person, repeated_ids)
     if path.suffix.lower() == ".npz":
         return _images(path.name, _load_npz(path))
     if path.is_dir():
@@ -196,6 +198,7 @@ def _table(
     schema: str | Path | None,
     test_file: str | Path | None,
     one_row_per_person: bool,
+    repeated_ids: bool,
 ) -> PeopleData:
     from pdpsgd.data.schema import Schema, draft_schema
     from pdpsgd.data.tabular import encode
@@ -219,8 +222,9 @@ def _table(
             "rows of one person would be trained on, and protected, as several people. If every row is another person, "
             "say so with --one-row-per-person (one_row_per_person=True)."
         )
-    encoded = encode(path, declared, leave_out=leave_out)
-    test = None if test_file is None else encode(test_file, declared, leave_out=leave_out)
+    options: dict[str, Any] = {"leave_out": leave_out, "repeated_ids": repeated_ids}
+    encoded = encode(path, declared, **options)
+    test = None if test_file is None else encode(test_file, declared, **options)
     if test is not None and declared.id_column is not None:
         both = set(encoded.ids.tolist()) & set(test.ids.tolist())
         if both:

@@ -31,6 +31,7 @@ from pdpsgd.data.schema import (
     text_of,
 )
 from pdpsgd.errors import fail
+from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +65,18 @@ class TabularData:
 
 
 def encode(
-    table: Any, schema: Schema, *, leave_out: Collection[str] = (), people: npt.ArrayLike | None = None
+    table: Any,
+    schema: Schema,
+    *,
+    leave_out: Collection[str] = (),
+    people: npt.ArrayLike | None = None,
+    repeated_ids: bool = False,
 ) -> TabularData:
     """Encode a pandas or polars frame, or a CSV or Parquet file, by a schema.
 
     `leave_out` names columns that must not be features (budgets). With `people`, the ids on the public list,
-    a record of anybody else is refused; somebody on the list without a record is legal.
+    a record of anybody else is refused; somebody on the list without a record is legal. With `repeated_ids` a person
+    may have several rows.
 
     Guarantee: each row of the result is a function of the schema and of that row alone.
     """
@@ -87,7 +94,7 @@ def encode(
     return TabularData(
         inputs=torch.from_numpy(np.concatenate(parts, axis=1)),
         targets=torch.from_numpy(_encode_label(frame, schema, source)),
-        ids=_ids(frame, schema, source, people),
+        ids=_ids(frame, schema, source, people, repeated_ids=repeated_ids),
         classes=schema.classes,
         feature_names=tuple(
             label for name in schema.features for label in _names(name, schema.columns[name])
@@ -161,7 +168,9 @@ def _encode_label(frame: Frame, schema: Schema, source: Source) -> npt.NDArray[n
     return targets
 
 
-def _ids(frame: Frame, schema: Schema, source: Source, people: npt.ArrayLike | None) -> npt.NDArray[Any]:
+def _ids(
+    frame: Frame, schema: Schema, source: Source, people: npt.ArrayLike | None, *, repeated_ids: bool
+) -> npt.NDArray[Any]:
     if schema.id_column is None:
         ids: npt.NDArray[Any] = np.arange(len(frame))
     else:
@@ -173,14 +182,14 @@ def _ids(frame: Frame, schema: Schema, source: Source, people: npt.ArrayLike | N
     listed = None if people is None else set(np.asarray(people).tolist())
     first_row: dict[Any, int] = {}
     for index, person in enumerate(ids.tolist()):
-        if person in first_row:
+        if person in first_row and not repeated_ids:
             fail(
-                f"Expected one record a person. Got {person!r} in {source.row(index)} and in "
-                f"row {source.first_row + first_row[person]}."
+                f"Expected one record per person. Got {person!r} in {source.row(index)} and in "
+                f"row {source.first_row + first_row[person]}. {HOW_TO_HAVE_MANY}"
             )
         if listed is not None and person not in listed:
             fail(f"Expected every record's person to be on the list. Got {person!r} in {source.row(index)}.")
-        first_row[person] = index
+        first_row.setdefault(person, index)
     return ids
 
 

@@ -21,19 +21,12 @@ from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.engine.batches import Batch, reseed, seeded
 from pdpsgd.engine.fingerprints import fingerprint_data, is_plain_tensor_dataset
 from pdpsgd.errors import fail
-from pdpsgd.sampling.record_choice import NO_RECORD, RecordsOfPeople
+from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY, NO_RECORD, RecordsOfPeople
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pdpsgd.engine.batches import PhysicalBatch
-
-
-HOW_TO_HAVE_MANY = (
-    "Where people have many records, say how many of one person take part at a time, as in records_per_person=8 "
-    "(--records-per-person 8): their mean gradient is clipped as a whole. Where every row is another person, leave ids "
-    "out (--one-row-per-person), or give them ids of their own."
-)
 
 
 class Shapes(Protocol):

@@ -104,9 +104,15 @@ def _verdict(run: Run, check: Check) -> str:
     return parts.verdict(
         True,
         f"The promise is proven for all {plan.people:,} people on the list.",
-        "Whatever the model shows, and whoever looks at it, nobody's record weighs more than that person "
-        "allowed.",
+        "Whatever the model shows, and whoever looks at it, "
+        + ("all of a person's records together weigh no" if _many(run) else "nobody's record weighs")
+        + " more than that person allowed.",
     )
+
+
+def _many(run: Run) -> bool:
+    """Tell whether people have many records."""
+    return run.settings.get("records_per_person") is not None
 
 
 def _overview(run: Run) -> str:
@@ -137,13 +143,20 @@ def _accuracy(run: Run) -> list[str]:
     if evaluation.get("accuracy") is None:
         return [parts.paragraph("There were no test people, so nothing is said about accuracy.")]
     low, high = charts.interval(evaluation["accuracy"], evaluation["people"])
-    made = [
-        parts.paragraph(
+    per_person = evaluation.get("accuracy_per_person")
+    if per_person is None:
+        said = (
             f"The model is right for {evaluation['accuracy']:.1%} of {evaluation['people']:,} test people, "
             "who are not on the "
             f"list (95 % interval for people like them: {low:.1%} to {high:.1%})."
         )
-    ]
+    else:
+        said = (
+            f"The model is right for {evaluation['accuracy']:.1%} of the records of {evaluation['people']:,} test "
+            f"people, who are not on the list, with all their records; for {per_person:.1%} if each person counts "
+            "once, by the share of their records that is right."
+        )
+    made = [parts.paragraph(said)]
     rows = accuracy_rows(run.history)
     if rows:
         data = parts.series_table(
@@ -231,11 +244,17 @@ def _group_name(key: str, name: str, settings: Mapping[str, Any]) -> str:
 
 
 def _meaning(run: Run) -> str:
+    protected = (
+        "Protected: all of a person's records together, how many there are, and whether they supplied any at all. With "
+        "or without all of them, the "
+        if _many(run)
+        else "Protected: each person's record, and whether they supplied one at all. With or without it, the "
+    )
     lines = [
-        "Protected: each person's record, and whether they supplied one at all. With or without it, the "
-        "probability of any "
+        f"{protected}probability of any "
         "outcome changes by a factor of at most e to the power epsilon, but for a probability of at most "
         "delta.",
+        *(_MANY_RECORDS if _many(run) else ()),
         "Not protected: being on the list of people, and the (epsilon, delta) that a person allows. Both "
         "are public.",
         "It holds for the model and everything in public/ of the run's folder. "
@@ -249,6 +268,13 @@ def _meaning(run: Run) -> str:
     return parts.bullets(
         [*lines, *(f"Note: {note}" for note in (*run.settings.get("notes", ()), *run.plan.notes))]
     )
+
+
+_MANY_RECORDS = (
+    "Changing, adding or taking away some of a person's records while others stay is a removal and an addition: for "
+    "that the promise is (2 epsilon, (1 + e to the power epsilon) delta), and no less is claimed.",
+    "A record about two people protects the one whose id it has. Two ids are two people.",
+)
 
 
 def _settings(run: Run) -> list[str]:

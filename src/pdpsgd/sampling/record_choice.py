@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 NO_RECORD = -1
 """Stands in the row of somebody who supplied nothing."""
 
+HOW_TO_HAVE_MANY = (
+    "Where people have many records, say how many of one person take part at a time, as in --records-per-person 8 "
+    "(records_per_person=8): their mean gradient is clipped as a whole. Where every row is another person, leave ids "
+    "out (--one-row-per-person), or give them ids of their own."
+)
+"""What to do about repeated ids."""
+
 
 @dataclass(frozen=True, eq=False)
 class RecordsOfPeople:

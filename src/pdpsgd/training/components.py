@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +20,14 @@ Schedule = Callable[[float], float]
 Augment = Callable[[Any], Any]
 
 
-def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+def _binary_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     return functional.binary_cross_entropy_with_logits(
-        outputs.reshape(targets.shape), targets.to(outputs.dtype)
+        outputs.reshape(targets.shape), targets.to(outputs.dtype), reduction=reduction
     )
 
 
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.mse_loss(outputs.reshape(targets.shape), targets.to(outputs.dtype))
+def _squared_error(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return functional.mse_loss(outputs.reshape(targets.shape), targets.to(outputs.dtype), reduction=reduction)
 
 
 LOSSES: dict[str, Loss] = {
@@ -56,6 +57,19 @@ AUGMENTATIONS: dict[str, Augment] = {"shifts": Shifts(2)}
 def loss_of(loss: str | Loss) -> Loss:
     """Return a loss by name, or the user's own: a function of outputs and targets, the mean over examples."""
     return loss if callable(loss) else _by_name(LOSSES, loss=loss)
+
+
+def summed_loss(loss: str | Loss) -> Loss | None:
+    """Return a loss by name as the sum over examples instead of the mean; None for the user's own.
+
+    With a sum an example's gradient does not depend on how many others there are, also by rounding.
+    """
+    return None if callable(loss) else partial(_sum_over_examples, _by_name(LOSSES, loss=loss))
+
+
+def _sum_over_examples(loss: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    each: Tensor = loss(outputs, targets, reduction="none")
+    return (each if each.dim() < 2 else each.flatten(1).mean(1)).sum()
 
 
 def schedule_of(schedule: str | Schedule) -> Schedule:

@@ -35,13 +35,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model on test people; `accuracy` is None where outputs are not classes."""
+    """A model on test people; `accuracy` is None where outputs are not classes.
+
+    Where people have many records, accuracy is per record, and `accuracy_per_person` the mean over people of their own.
+    """
 
     people: int
     loss: float
     accuracy: float | None
     by_tier: dict[str, Share] = field(default_factory=dict)
     by_class: dict[str, Share] = field(default_factory=dict)
+    accuracy_per_person: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -54,6 +58,7 @@ def evaluate(
     loss: str | Loss = "cross-entropy",
     *,
     tiers: ArrayLike | None = None,
+    ids: ArrayLike | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Evaluation:
     """Run the model over test data, without gradients, and count what it gets right.
@@ -65,7 +70,8 @@ def evaluate(
         model: What `fit` trained, or any other module.
         data: Test people: a pair of tensors (inputs, targets), a dataset, or a data loader.
         loss: The mean loss over examples, by name or as a function of outputs and targets.
-        tiers: The tier of each test person, to report accuracy by tier.
+        tiers: The tier of each test record, to report accuracy by tier.
+        ids: The person of each test record, where people have many.
         batch_size: Records that go through the model together.
 
     Returns:
@@ -81,6 +87,10 @@ def evaluate(
     names = None if tiers is None else np.asarray(tiers)
     if names is not None and names.shape != (len(records),):
         fail(f"Expected one tier for each of the {len(records)} test records. Got shape {names.shape}.")
+    persons = None if ids is None else np.unique(np.asarray(ids), return_inverse=True)[1]
+    if persons is not None and persons.shape != (len(records),):
+        fail(f"Expected the person of each of the {len(records)} test records. Got shape {persons.shape}.")
+    people = len(records) if persons is None else int(persons.max()) + 1
     total, right, classes = 0.0, [], []
     for size, outputs, targets in _predictions(model, records, batch_size):
         total += float(loss(outputs, targets)) * size
@@ -89,15 +99,21 @@ def evaluate(
             right.append(correct.cpu().numpy())
             classes.append(targets.reshape(size).cpu().numpy())
     if not right:
-        return Evaluation(len(records), total / len(records), None)
+        return Evaluation(people, total / len(records), None)
     correct_all, class_all = np.concatenate(right), np.concatenate(classes)
     return Evaluation(
-        people=len(records),
+        people=people,
         loss=total / len(records),
         accuracy=float(correct_all.mean()),
-        by_tier={} if names is None else _shares(correct_all, names),
-        by_class=_shares(correct_all, class_all.astype(np.int64)),
+        by_tier={} if names is None else _shares(correct_all, names, persons),
+        by_class=_shares(correct_all, class_all.astype(np.int64), persons),
+        accuracy_per_person=None if persons is None else _per_person(correct_all, persons),
     )
+
+
+def _per_person(correct: np.ndarray[Any, Any], persons: np.ndarray[Any, Any]) -> float:
+    """Return the mean over people of the share of their records that is right."""
+    return float((np.bincount(persons, weights=correct) / np.bincount(persons)).mean())
 
 
 def _predictions(model: nn.Module, records: Records, batch_size: int) -> Iterator[tuple[int, Any, Any]]:
@@ -131,12 +147,19 @@ def _correct(outputs: Any, targets: Any) -> Tensor | None:
     return None
 
 
-def _shares(correct: np.ndarray[Any, Any], names: np.ndarray[Any, Any]) -> dict[str, Share]:
+def _shares(
+    correct: np.ndarray[Any, Any], names: np.ndarray[Any, Any], persons: np.ndarray[Any, Any] | None
+) -> dict[str, Share]:
+    """Return the share of records that is right by name, and how many people they are of."""
     values, places = np.unique(names, return_inverse=True)
-    people = np.bincount(places)
-    right = np.bincount(places, weights=correct)
+    records = np.bincount(places)
+    shares = np.bincount(places, weights=correct) / records
+    people = records
+    if persons is not None:
+        people = np.bincount(np.unique(np.stack([places, persons]), axis=1)[0])
     return {
-        _label(value): Share(float(r / n), int(n)) for value, r, n in zip(values, right, people, strict=True)
+        _label(value): Share(float(share), int(n))
+        for value, share, n in zip(values, shares, people, strict=True)
     }
 
 

@@ -23,6 +23,7 @@ SETTINGS = {
     "augment": Optional(str),
     "learning_rate": Optional(Range(0)),
     "max_physical_batch_size": Optional(Range(1, whole=True)),
+    "records_per_person": Optional(Range(1, whole=True)),
 }
 RESULT = {
     "verdict": Optional(
@@ -35,6 +36,7 @@ RESULT = {
     "evaluation": Optional(
         {
             "accuracy": Optional(_SHARE),
+            "accuracy_per_person": Optional(_SHARE),
             "people": int,
             "by_tier": Optional(Each(_COUNTED)),
             "by_class": Optional(Each(_COUNTED)),

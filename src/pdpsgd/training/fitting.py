@@ -29,6 +29,7 @@ from pdpsgd.training.components import (
     name_of,
     optimizer_of,
     schedule_of,
+    summed_loss,
 )
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
@@ -142,9 +143,11 @@ def fit(
     loss: str | Loss | None = None,
     augment: str | Augment | None = None,
     views: int | None = None,
+    records_per_person: int | None = None,
     test_data: Any = None,
     test_budgets: Budgets | None = None,
     test_tiers: ArrayLike | None = None,
+    test_ids: ArrayLike | None = None,
     evaluate_every: int | None = None,
     max_physical_batch_size: int | None = None,
     seed: int | None = None,
@@ -193,9 +196,12 @@ def fit(
         augment: "shifts" (images, by up to two pixels), "none" (for a preset that has one), or a function that changes
             a batch of inputs example by example.
         views: Augmented views of each record, whose gradients are averaged before clipping (augmentation multiplicity).
+        records_per_person: K, where people have many records (repeated `record_ids`): of a person who is sampled, K
+            take part at most, chosen afresh each time, and their mean gradient is clipped as a whole.
         test_data: Other people, never on the list.
         test_budgets: What the test people allow, which names the tier of each.
         test_tiers: The tier of each test person.
+        test_ids: The person of each test record, where people have many: all of them are tested on.
         evaluate_every: Steps between evaluations on test people; by default only the last model is evaluated.
         max_physical_batch_size: Examples that go through the model together (a record counts once per view). Changes
             memory and speed, not results. By default 512 on CPUs, and the whole batch on other devices.
@@ -228,6 +234,7 @@ def fit(
         test_data=test_data,
         test_budgets=test_budgets,
         test_tiers=test_tiers,
+        test_ids=test_ids,
     )
     if reservation is None and chosen.ledger is not None:
         reservation = _book(chosen, inputs, plan)
@@ -284,7 +291,8 @@ def _trainer(
         settings=settings,
         description={**described, "sources": _sources(options, {*settings, *described})},
         schema=inputs.schema,
-        test=None if inputs.test_data is None else HeldOutPeople(inputs.test_data, inputs.test_tiers),
+        test=_held_out(inputs, options),
+        summed_loss=summed_loss(options.loss) if (options.records_per_person or 1) > 1 else None,
         folder=folder,
         sensitive=options.sensitive,
     )
@@ -306,6 +314,7 @@ def _trainer(
         record_ids=inputs.record_ids,
         record_of_person=inputs.record_of_person,
         views=options.views,
+        records_per_person=options.records_per_person,
         max_physical_batch_size=physical,
         seed=options.seed,
         secure=options.secure,
@@ -320,13 +329,24 @@ def _physical_batch_size(model: nn.Module, options: TrainingOptions, folder: Run
     if options.resume and folder is not None and folder.begun:
         return folder.read_settings().get("max_physical_batch_size")
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    return CACHE_FRIENDLY if on_cpu else None
+    least = (options.records_per_person or 1) * options.views  # those of a person go together
+    return max(CACHE_FRIENDLY, 1 << (least - 1).bit_length()) if on_cpu else None
+
+
+def _held_out(inputs: TrainingInputs, options: TrainingOptions) -> HeldOutPeople | None:
+    """Return the people to test on, and whose record is which if they have many."""
+    if inputs.test_data is None:
+        return None
+    ids = None if options.records_per_person is None else inputs.test_ids
+    return HeldOutPeople(inputs.test_data, inputs.test_tiers, ids)
 
 
 def _settings(options: TrainingOptions, *, max_physical_batch_size: int | None) -> dict[str, Any]:
     """Name everything that the course of training depends on: a resumed run must agree with all of it."""
     augmented = augment_of(options.augment) is not None
+    most = options.records_per_person
     return {
+        **({} if most is None else {"records_per_person": most}),
         "optimizer": name_of(options.optimizer),
         "learning_rate": options.learning_rate,
         "momentum": options.momentum,

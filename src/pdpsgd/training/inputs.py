@@ -33,6 +33,7 @@ class TrainingInputs:
     record_of_person: Any = None
     test_data: Any = None
     test_tiers: Sequence[Any] | np.ndarray[Any, Any] | None = None
+    test_ids: Any = None
     name: str | None = None
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class TrainingInputs:
             record_ids=data.ids,
             test_data=data.test_data,
             test_tiers=test_tiers,
+            test_ids=data.test_ids,
             name=data.name,
             classes=data.classes,
             notes=data.notes,
@@ -86,6 +88,7 @@ def inputs_of(
     test_data: Any = None,
     test_budgets: Budgets | None = None,
     test_tiers: ArrayLike | None = None,
+    test_ids: ArrayLike | None = None,
 ) -> TrainingInputs:
     """Put the arguments of `fit` about data and people into one value.
 
@@ -96,7 +99,8 @@ def inputs_of(
         record_of_person: The record of each person, -1 where there is none.
         test_data: Other people, never on the list.
         test_budgets: What test people allow, which names their tiers.
-        test_tiers: The tier of each test person.
+        test_tiers: The tier of each test record.
+        test_ids: The person of each test record, where people have many.
 
     Returns:
         The inputs of a run, arrays turned into tensors.
@@ -112,8 +116,14 @@ def inputs_of(
         made = TrainingInputs.from_people(data, people)
         test = made.test_data if test_data is None else as_tensors(test_data)
         ids = made.record_ids if record_ids is None else record_ids
+        tested = test_ids if test_ids is not None or test_data is not None else made.test_ids
         return replace(
-            made, record_ids=ids, record_of_person=record_of_person, test_data=test, test_tiers=tiers
+            made,
+            record_ids=ids,
+            record_of_person=record_of_person,
+            test_data=test,
+            test_tiers=tiers,
+            test_ids=tested,
         )
     return TrainingInputs(
         records=as_tensors(data),
@@ -122,6 +132,7 @@ def inputs_of(
         record_of_person=record_of_person,
         test_data=as_tensors(test_data),
         test_tiers=tiers,
+        test_ids=test_ids,
     )
 
 

@@ -227,6 +227,13 @@ class TrainingOptions(PlanOptions):
     views: int = option(
         1, "augmented views per record, averaged before clipping", panel=TRAINING, kind=int, least=1
     )
+    records_per_person: int | None = option(
+        None,
+        "records of a person per step, at most, where people have many",
+        panel=TRAINING,
+        kind=int,
+        shown="one record each",
+    )
     max_physical_batch_size: int | None = option(
         None,
         "records in memory at once; does not change results",
@@ -275,6 +282,10 @@ class TrainingOptions(PlanOptions):
             self._set("views", 1, "default")
         if isinstance(self.views, bool) or not isinstance(self.views, int) or self.views < 1:
             fail(f"Expected views to be a whole number >= 1. Got {self.views!r}.")
+        if (most := self.records_per_person) is not None and (
+            isinstance(most, bool) or not isinstance(most, int) or most < 1
+        ):
+            fail(f"Expected records_per_person to be a whole number >= 1, or None. Got {most!r}.")
         if self.views > 1 and self.augment in (None, "none"):
             fail(f"Expected augment, to make several views of a record. Got views={self.views!r} without it.")
 

@@ -43,10 +43,11 @@ class HeldOutPeople:
 
     data: Any
     tiers: Sequence[Any] | np.ndarray[Any, Any] | None
+    ids: Any = None  # of each record, where people have many
 
     def evaluate(self, model: nn.Module, loss: Loss) -> Evaluation:
         """Evaluate the model on them."""
-        return evaluate(model, self.data, loss, tiers=self.tiers)
+        return evaluate(model, self.data, loss, tiers=self.tiers, ids=self.ids)
 
 
 class Trainer:
@@ -67,9 +68,11 @@ class Trainer:
         test: HeldOutPeople | None,
         folder: RunFolder | None,
         sensitive: bool,
+        summed_loss: Loss | None = None,
     ) -> None:
         self.model = model
         self.loss = loss
+        self.summed_loss = summed_loss  # what is trained with instead, where it is there
         self.schedule = schedule
         self.augment = augment
         self._augment_is_checked = False
@@ -111,7 +114,8 @@ class Trainer:
         self.engine.make_private(
             module=self.model,
             optimizer=optimizer,
-            criterion=self.loss,
+            criterion=self.summed_loss or self.loss,
+            loss_reduction="mean" if self.summed_loss is None else "sum",
             on_fresh_model=self._fresh_model,
             **private,
         )
@@ -209,10 +213,11 @@ class Trainer:
                 inputs, targets = (repeated(part, self.views) for part in (inputs, targets))
             inputs = self.augment(inputs)
         self.engine.optimizer.zero_grad()
-        loss = self.loss(call(self.model, inputs), targets)
+        loss = (self.summed_loss or self.loss)(call(self.model, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.sensitive:
-            self._pieces.append((len(targets) // self.views, float(loss.detach())))
+            mean = float(loss.detach()) / (1 if self.summed_loss is None else len(targets))
+            self._pieces.append((len(targets) // self.views, mean))
 
     def _set_learning_rate(self, step: int) -> None:
         begin, end = self._span(step)
