@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside:
             asides[part].tolist(),
             entries,
         )
-        insert(connection, schema.people, list(zip(*rows, strict=True)))
+        insert(connection, schema.people, zip(*rows, strict=True))
     written = _write_consents(connection, entry, numbers, budgets, kappas, asides)
     payload = {
         "people": int(ids.size),
@@ -80,12 +81,11 @@ def strangers(connection: Connection, budgets: Budgets) -> Budgets | None:
     places = _places_of(connection, ids)
     known = places >= 0
     if known.any():
-        now = current(connection)
-        there = places[known]
-        other = (now.epsilon[there] != budgets.epsilon[known]) | (now.delta[there] != budgets.delta[known])
+        now = current(connection, places[known])
+        other = (now.epsilon != budgets.epsilon[known]) | (now.delta != budgets.delta[known])
         if other.any():
-            one = int(np.flatnonzero(known)[other][0])
-            number = int(places[one])
+            number = int(other.argmax())
+            one = int(np.flatnonzero(known)[number])
             more = f" (and {int(other.sum()) - 1:,} more)" if other.sum() > 1 else ""
             fail(
                 f"Expected what people allow as the ledger has it. {str(ids[one])!r} allows epsilon "
@@ -111,8 +111,8 @@ def change(connection: Connection, budgets: Budgets) -> int:
     """Replace what these people allow, for every run that starts from now on; return how many changed."""
     ids = _texts(connection, budgets, first=False)
     numbers = numbers_of(connection, ids)
-    now = current(connection)
-    other = (now.epsilon[numbers] != budgets.epsilon) | (now.delta[numbers] != budgets.delta)
+    now = current(connection, numbers)
+    other = (now.epsilon != budgets.epsilon) | (now.delta != budgets.delta)
     if not other.any():
         return 0
     if not other.all():
@@ -127,25 +127,44 @@ def change(connection: Connection, budgets: Budgets) -> int:
     return int(ids.size)
 
 
-def current(connection: Connection) -> CurrentConsents:
-    """Read everybody's latest consent."""
-    c = schema.consents.c
-    query = select(c.person, c.epsilon, c.delta, c.allowed_b, c.allowed_d, c.allowed_e).order_by(
-        c.person, c.entry
+def current(connection: Connection, numbers: IntArray | None = None) -> CurrentConsents:
+    """Read the latest consent of everybody, in the order of their numbers, or of these few people."""
+    epsilon, delta, b, d, e = _latest(
+        connection, ("epsilon", "delta", "allowed_b", "allowed_d", "allowed_e"), numbers
     )
-    whole = np.int64
-    person, epsilon, delta, b, d, e = columns(connection, query, [whole, float, float, whole, whole, whole])
-    last = _last_of_each(person)
-    return CurrentConsents(epsilon[last], delta[last], Amounts(b[last], d[last], e[last]))
+    return CurrentConsents(epsilon, delta, Amounts(b, d, e))
 
 
-def current_allowed(connection: Connection) -> Amounts:
-    """Read what everybody allows now, and nothing else."""
+def current_allowed(connection: Connection, *, with_e: bool = True) -> Amounts:
+    """Read what everybody allows now, and nothing else: of a million people, each column takes a while."""
+    set_aside = with_e and connection.execute(select(func.max(schema.consents.c.allowed_e))).scalar()
+    b, d, *e = _latest(connection, ("allowed_b", "allowed_d", *(("allowed_e",) if set_aside else ())))
+    return Amounts(b, d, e[0] if e else np.zeros_like(b))
+
+
+def current_deltas(connection: Connection) -> FloatArray:
+    """Read everybody's delta."""
+    return _latest(connection, ("delta",))[0]
+
+
+def _latest(connection: Connection, names: Sequence[str], numbers: IntArray | None = None) -> list[Any]:
+    """Read columns of everybody's latest consent; of few people only those, in the order of `numbers`."""
     c = schema.consents.c
-    query = select(c.person, c.allowed_b, c.allowed_d, c.allowed_e).order_by(c.person, c.entry)
-    person, b, d, e = columns(connection, query, [np.int64] * 4)
+    kinds = [float if name in ("epsilon", "delta") else np.int64 for name in names]
+    few = numbers is not None and numbers.size <= FEW
+    rows = connection.execute(select(func.count()).select_from(schema.consents)).scalar_one()
+    if not few and rows == people_count(connection):  # nobody has changed anything: rows are in order
+        query = select(*(c[name] for name in names)).order_by(c.person)
+        found = columns(connection, query, kinds)
+        return found if numbers is None else [column[numbers] for column in found]
+    query = select(c.person, *(c[name] for name in names)).order_by(c.person, c.entry)
+    if few:
+        assert numbers is not None
+        query = query.where(c.person.in_(numbers.tolist()))
+    person, *found = columns(connection, query, [np.int64, *kinds])
     last = _last_of_each(person)
-    return Amounts(b[last], d[last], e[last])
+    found = [column[last] for column in found]
+    return found if numbers is None else [column[np.searchsorted(person[last], numbers)] for column in found]
 
 
 def _last_of_each(person: IntArray) -> IntArray:
@@ -266,7 +285,7 @@ def _write_consents(
         shown: list[Any] = [
             column[part].tolist() for column in (epsilon, delta, amounts.b, amounts.d, amounts.e)
         ]
-        insert(connection, schema.consents, list(zip(people[part].tolist(), entries, *shown, strict=True)))
+        insert(connection, schema.consents, zip(people[part].tolist(), entries, *shown, strict=True))
     return digest(people, epsilon, delta, amounts.b, amounts.d, amounts.e)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from pdpsgd.ledger import schema
 TIMEOUT = 60.0
 """Seconds to wait for another process that is writing."""
 WRITES = "ledger_writes"
+PART = 8_192
+"""Rows that are read together."""
 
 
 class LedgerUnavailable(PdpsgdError):
@@ -147,14 +149,13 @@ class Database:
         return f"The ledger at {self.name} cannot be used: {reason}; {outcome}."
 
 
-def insert(connection: Connection, table: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+def insert(connection: Connection, table: Any, rows: Iterable[tuple[Any, ...]]) -> None:
     """Insert many rows, in the order of the table's columns, by the fastest way that the driver has."""
     names = [column.name for column in table.columns]
     if connection.dialect.name == "sqlite":
         marks = ", ".join("?" * len(names))
-        connection.exec_driver_sql(
-            f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})", list(rows)
-        )
+        plain: Any = connection.connection.driver_connection
+        plain.executemany(f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})", rows)
         return
     driver: Any = connection.connection.driver_connection
     with driver.cursor() as cursor, cursor.copy(f"COPY {table.name} ({', '.join(names)}) FROM STDIN") as copy:
@@ -170,7 +171,7 @@ def columns(connection: Connection, query: Any, kinds: Sequence[Any]) -> list[Id
     driver: Any = connection.connection
     with closing(driver.cursor()) as cursor:
         cursor.execute(text)
-        while rows := cursor.fetchmany(schema.CHUNK):
+        while rows := cursor.fetchmany(PART):
             for column, kind, values in zip(parts, kinds, zip(*rows, strict=True), strict=True):
                 column.append(np.array(values, dtype=kind))
     return [

@@ -19,6 +19,7 @@ from pdpsgd.accounting.certificates import KAPPA
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_probability, fail
 from pdpsgd.ledger import charges, consents, reservations, schema, views
+from pdpsgd.ledger.amounts import UNLIMITED
 from pdpsgd.ledger.checking import check
 from pdpsgd.ledger.database import TIMEOUT, Database, insert
 from pdpsgd.ledger.log import GENESIS, append
@@ -149,14 +150,18 @@ class Ledger:
         """
         share = Share.parse(spend)
         with self._database.reading() as connection:
-            now = consents.current(connection)
-            if not len(now):
+            allowed = consents.current_allowed(connection, with_e=False)
+            if not len(allowed):
                 fail("Expected people in the ledger. There is nobody: enroll them first.")
-            used = spent(connection, len(now), CHARGED)
+            unlimited = allowed.b == UNLIMITED
             epsilon, delta = shares(
-                share, allowed=now.allowed, spent=used, epsilon=now.epsilon, delta=now.delta
+                share,
+                allowed=allowed,
+                spent=spent(connection, len(allowed), CHARGED),
+                epsilon=np.where(unlimited, np.inf, 0.0),
+                delta=consents.current_deltas(connection) if unlimited.any() else np.zeros(len(allowed)),
             )
-            del now, used  # of a million people each array counts
+            del allowed, unlimited  # of a million people each array counts
             listed = None
             if people is not None:
                 listed = consents.numbers_of(connection, consents.texts_of(connection, np.asarray(people)))

@@ -75,7 +75,7 @@ def shares(
         share: how much the run may take.
         allowed: what everybody allows now.
         spent: what all runs so far have been charged.
-        epsilon: everybody's epsilon; infinite where no protection is asked.
+        epsilon: infinite where no protection is asked; else it does not matter, `allowed` does.
         delta: everybody's delta, for those who ask for no protection.
 
     Returns:

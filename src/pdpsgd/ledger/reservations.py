@@ -52,7 +52,7 @@ def reserve(
     """
     if len(charges) >= schema.NOT_THERE:
         fail(f"Expected fewer than {schema.NOT_THERE:,} levels. Got {len(charges):,}.")
-    if np.unique(numbers).size < numbers.size:
+    if numbers.size and np.bincount(numbers).max() > 1:
         fail("Expected each person once on a run's list. Somebody is on it twice, and would pay once only.")
     people = people_count(connection)
     everybody = np.full(people, schema.NOT_THERE, dtype=np.int64)
