@@ -48,6 +48,40 @@ def test_a_plan_listed_twice_counts_twice() -> None:
     assert twice.rounds[0].noise_multiplier > once.rounds[0].noise_multiplier
 
 
+def test_each_earlier_plan_counts_once_however_they_are_chained() -> None:
+    people = Budgets(np.full(80, 2.0), ids=np.arange(80))
+    part = Budgets(np.full(80, 0.5), ids=np.arange(80))
+    january = plan(part, steps=20, batch_size=8)
+    february = plan(Budgets(np.full(80, 1.0), ids=np.arange(80)), steps=20, batch_size=8, history=[january])
+    chained = plan(people, steps=20, batch_size=8, history=[february])
+    both = plan(people, steps=20, batch_size=8, history=[january, february])
+    assert (both.levels, both.rounds) == (chained.levels, chained.rounds)
+    assert both.counted == chained.counted == tuple(sorted([january.identity, february.identity]))
+    read = Plan.from_json(january.to_json()).with_people(part)
+    assert plan(people, steps=20, batch_size=8, history=[read, february]).levels == both.levels
+    again = plan(
+        people, steps=20, batch_size=8, history=[january, january, february]
+    )  # January was run twice
+    assert len(again.levels[0].history) == len(both.levels[0].history) + 1
+    assert Plan.from_json(both.to_json()).counted == both.counted
+
+
+def test_whoever_was_absent_from_one_list_keeps_their_past() -> None:
+    """Person 0 was there in January, not in February, and is back."""
+    everybody = Budgets(np.full(80, 2.0), ids=np.arange(80))
+    january = plan(Budgets(np.full(80, 0.5), ids=np.arange(80)), steps=20, batch_size=8)
+    without = Budgets(np.full(79, 1.0), ids=np.arange(1, 80))
+    february = plan(without, steps=20, batch_size=8, history=[january])
+    march = plan(everybody, steps=20, batch_size=8, history=[january, february])
+    levels = march.level_of_person(everybody)
+    assert march.levels[levels[0]].history == (january.rounds[0].exposure(0),)
+    assert len(march.levels[levels[1]].history) == 2
+    with pytest.raises(
+        PdpsgdError, match="1 people on this list are not on that plan's, and what they spent"
+    ):
+        plan(everybody, steps=20, batch_size=8, history=[february])
+
+
 def test_history_that_cannot_be_matched_or_counted_is_refused() -> None:
     numbers = Budgets(np.full(50, 1.0), ids=np.arange(50))
     text = Budgets(np.full(50, 1.0), ids=[str(i) for i in range(50)])

@@ -97,7 +97,8 @@ def enroll(
     total = opened.enroll(budgets, kappa=kappa, set_aside=set_aside)
     screen.say(f"Enrolled {len(budgets):,} people; {total:,} in all.")
     entered = [
-        opened.enter_history(plan, name=path.name) for plan, path in zip(plans, earlier.history, strict=True)
+        opened.enter_history(plan, name=name, token=token)
+        for plan, name, token in zip(plans, *_names_and_tokens(earlier), strict=True)
     ]
     for run in entered:
         screen.say(f"Entered run {run.number} ({run.name}), as finished.")
@@ -250,6 +251,12 @@ def check(
     screen.write_json(shared.dump({**asdict(found), "passed": found.passed}))
     if not found.passed:
         raise typer.Exit(1)
+
+
+def _names_and_tokens(earlier: HistoryOptions) -> tuple[list[str], list[str]]:
+    """Name each run that is entered by its folder or file: two runs of one plan are two runs."""
+    names = [path.name for path in earlier.files]
+    return names, [f"{name} {names[:place].count(name)}" for place, name in enumerate(names)]
 
 
 def _screen(json_file: str | None) -> shared.Screen:

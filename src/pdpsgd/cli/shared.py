@@ -133,6 +133,11 @@ class HistoryOptions(Options):
         False, "plan fixed before results of --history were seen", panel=PLAN, kind=bool, shown=False
     )
 
+    @property
+    def files(self) -> list[Path]:
+        """The run folders and plans, each once."""
+        return _each_once(self.history)
+
     def plans(self, now: Budgets, how: BudgetOptions) -> list[Plan]:
         """Read the earlier plans, each with its people.
 
@@ -146,7 +151,7 @@ class HistoryOptions(Options):
         Raises:
             PdpsgdError: If the people of a plan cannot be found.
         """
-        files, lists = self.history, [how.read(path) for path in self.history_budgets]
+        files, lists = self.files, [how.read(path) for path in self.history_budgets]
         if len(lists) not in (0, 1, len(files)):
             fail(
                 f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got {len(lists)}."
@@ -169,6 +174,17 @@ class LedgerOptions(Options):
     spend: str = option_field(
         "0.25", 'share of what is left, or "1 of 12" of the whole, or "all"', panel=PEOPLE
     )
+
+
+def _each_once(paths: list[Path]) -> list[Path]:
+    """Leave out a run folder, or a plan in it, that is named again; two files may be two runs of one plan."""
+    from pdpsgd.training.run_folder import RunFolder
+
+    known: dict[Path, Path] = {}
+    for path in paths:
+        folder = RunFolder.named_by(path)
+        known.setdefault((path if folder is None else folder.path).resolve(), path)
+    return list(known.values())
 
 
 def _with_people(path: Path, listed: Budgets | None, now: Budgets) -> Plan:

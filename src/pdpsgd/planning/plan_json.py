@@ -32,6 +32,7 @@ def write(
     notes: Sequence[str] = (),
     not_for_release: str | None = None,
     history_fixed: bool = False,
+    counted: Sequence[str] = (),
     ledger: tuple[str, int | None] | None = None,
     roster: Roster | None = None,
     people_digest: str | None = None,
@@ -52,6 +53,7 @@ def write(
         notes: remarks for people.
         not_for_release: why nothing that follows the plan may be released; the file itself then says so too.
         history_fixed: the plan was fixed before any result of the plans in its history was seen.
+        counted: identities of the earlier plans that the levels' histories count.
         ledger: the ledger that the budgets come from, and the number of the run there.
         roster: who is on which level, where (epsilon, delta) alone do not say it.
         people_digest: a public fingerprint of who is on which level.
@@ -72,6 +74,7 @@ def write(
         "rounds": [_round(r) for r in rounds],
         **({"notes": list(notes)} if notes else {}),
         **({"history_fixed": True} if history_fixed else {}),
+        **({"counted": list(counted)} if counted else {}),
         **({} if ledger is None else {"ledger": _ledger(*ledger)}),
     }
     if roster is not None:
@@ -111,6 +114,9 @@ def read(text: str) -> dict[str, Any]:
         ),
         "not_for_release": _read_mark(document),
         "history_fixed": document.get("history_fixed") is True,
+        "counted": tuple(
+            text_of(f"counted[{i}]", one) for i, one in enumerate(_list("counted", document, default=()))
+        ),
         "ledger": _read_ledger(document),
         "roster": _read_roster(document, len(levels)),
         "stated_people": _read_people_digest(document),

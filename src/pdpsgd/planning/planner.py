@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,7 +59,8 @@ def plan(
         weights: (w1, w2) of loss_f, for mechanisms with thresholds.
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
         history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
-            as it was run; a plan that has a history itself brings it along.
+            as it was run. A plan that has a history itself brings it along, and what is listed beside it as well
+            is counted once; list all of them if some people were not on the latest list.
         history_fixed: say that this plan was fixed before any result of the plans in `history` was seen. Only
             then is the total over all of them proven (docs/promise.md, "Several runs"); otherwise the result
             is marked not for release.
@@ -106,6 +108,7 @@ def plan(
         by.name,
         max_grad_norm=float(max_grad_norm),
         history_fixed=history_fixed,
+        counted=_all_counted(history),
     )
     proven = prove(draft, by)
     lost = average_loss(rounded.epsilon[of_person], budgets.epsilon)
@@ -231,6 +234,7 @@ def _with_history(
                 f"Nobody of history[{number}] is on this list: its ids look like {before.roster.ids[0]!r}, these like "
                 f"{budgets.ids[0]!r}. People are matched by id; leave out plans on other people."
             )
+    columns = [of_person, *_count_once(earlier, columns[1:])]
     kinds, place, people = np.unique(
         np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True
     )
@@ -241,6 +245,37 @@ def _with_history(
     )
     split = replace(levels.only(kinds[:, 0]), people=people.astype(float), histories=histories)
     return split, Roster(budgets.ids, place, budgets.named)
+
+
+def _count_once(earlier: Sequence[Plan], levels: list[IntArray]) -> list[IntArray]:
+    """Leave out, for each person, a plan that a later one brings along; whoever is not on that one keeps it.
+
+    A plan that was run twice is listed twice, and is brought along as often as it is counted.
+    """
+    counted = [*levels]
+    for later, there in zip(earlier, levels, strict=True):
+        left = Counter(later.counted)
+        for number, before in enumerate(earlier):
+            if before is not later and left[before.identity] > 0:
+                left[before.identity] -= 1
+                counted[number] = np.where(there >= 0, -1, counted[number])
+        absent = int((there < 0).sum())
+        if +left and absent:
+            fail(
+                f"Expected the {left.total()} earlier plans that a plan in the history counts to be in the history as "
+                f"well: {absent:,} people on this list are not on that plan's, and what they spent before would be "
+                "forgotten. Got that plan without them."
+            )
+    return counted
+
+
+def _all_counted(earlier: Sequence[Plan]) -> tuple[str, ...]:
+    """Name all plans that a history counts, those that its plans bring along included."""
+    total: Counter[str] = Counter()
+    for before in earlier:
+        total |= Counter(before.counted)
+    listed = Counter(before.identity for before in earlier)
+    return tuple(sorted((total | listed).elements()))
 
 
 def _warn_of_matching_by_place(

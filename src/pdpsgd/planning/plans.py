@@ -62,6 +62,8 @@ class Plan:
     """Why the plan does not keep its promise, as a sentence; its files then are not public either."""
     history_fixed: bool = False
     """Whether the plan was fixed before any result of the earlier plans that it counts was seen."""
+    counted: tuple[str, ...] = ()
+    """The identities of all earlier plans that are counted in the levels' histories, each as often as it was run."""
     ledger: LedgerMark | None = None
     """The ledger that the plan's budgets come from; a run that is not entered there is not for release."""
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -112,6 +114,12 @@ class Plan:
         roster = self._roster_to_write()
         text = write(**self._fields(), roster=None if roster is None else replace(roster, named=True))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def identity(self) -> str:
+        """A fingerprint of the plan and who is on which level, the same whether or not the plan knows its people."""
+        alone = replace(self, roster=None, stated_people=None)
+        return hashlib.sha256(f"{alone.digest} {self.people_digest}".encode()).hexdigest()
 
     @cached_property
     def people_digest(self) -> str | None:
@@ -180,7 +188,7 @@ class Plan:
         )
         mark = None if self.ledger is None else (self.ledger.id, self.ledger.run)
         fields = {name: getattr(self, name) for name in (*names, "not_for_release", "history_fixed")}
-        return {**fields, "ledger": mark}
+        return {**fields, "counted": self.counted, "ledger": mark}
 
     def _roster_to_write(self) -> Roster | None:
         """The roster, where (epsilon, delta) alone do not say who is on which level."""
