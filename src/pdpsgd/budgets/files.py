@@ -6,6 +6,7 @@ ends in one sentence that names the file, the place in it, what was expected and
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -143,6 +144,26 @@ def parse_toml(text: str, place: str, what: str = "TOML") -> dict[str, Any]:
         fail(f"Expected {what} in {place}. Got something else: {str(error).split(';')[0].removesuffix('.')}.")
     _check_values(found, what, place)
     return found
+
+
+def lock(descriptor: int) -> bool:
+    """Take the operating system's lock on an open file, until it is closed or the process ends.
+
+    Returns:
+        Whether this process has it now. Where a file system knows no locks, it has it, too.
+    """
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+    return True
 
 
 # --- the types and ranges of values -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pdpsgd.cli.messages import messages_for_users
+from pdpsgd.cli.messages import messages_for_users, show_tracebacks
 from pdpsgd.errors import fail
 
 COMMANDS = ("plan", "train", "compare", "audit", "report", "ledger", "data")
@@ -29,6 +29,15 @@ class Commands(TyperGroup):
                 f"Expected one of {', '.join(COMMANDS)}. Got reproduce: in a clone of the repository, type `{again}`."
             )
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take `--traceback`, which no help mentions, from wherever it stands: it is for whoever mends a mistake."""
+        options = args[: args.index("--")] if "--" in args else args
+        show_tracebacks("--traceback" in options)
+        rest: list[str] = super().parse_args(
+            ctx, [each for each in options if each != "--traceback"] + args[len(options) :]
+        )
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exit code 2 for what the user gave, 130 after Ctrl-C."""

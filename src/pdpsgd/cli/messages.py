@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -13,6 +14,8 @@ from pdpsgd.errors import PdpsgdError
 
 INTERRUPTED = 130
 USER_ERROR = 2
+
+_tracebacks = False
 
 
 @contextmanager
@@ -23,11 +26,30 @@ def messages_for_users() -> Iterator[None]:
             warnings.showwarning = _show_warning
             yield
     except PdpsgdError as error:
-        _say("Error", str(error))
-        raise typer.Exit(USER_ERROR) from error
+        _end(error, str(error))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        raise
+    except OSError as error:
+        where = f" of {str(error.filename)!r}" if error.filename else ""
+        _end(error, f"Expected the operating system to allow the use{where}. Got: {error.strerror or error}.")
+    except MemoryError as error:
+        _end(error, f"Expected enough memory for what was asked. Got too little: {error or 'none is left'}.")
     except KeyboardInterrupt as error:
         _say("Interrupted", str(error) or "Nothing was left half-written.")
         raise typer.Exit(INTERRUPTED) from error
+
+
+def show_tracebacks(wanted: bool) -> None:
+    """Say whether errors are followed by where in the code they arose."""
+    global _tracebacks
+    _tracebacks = wanted
+
+
+def _end(error: BaseException, message: str) -> NoReturn:
+    _say("Error", message)
+    if _tracebacks:
+        traceback.print_exception(error)
+    raise typer.Exit(USER_ERROR) from error
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

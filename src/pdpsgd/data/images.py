@@ -51,6 +51,10 @@ class ImageData:
         return tuple(self.inputs.shape[1:])
 
 
+MOST_CLASSES = 1000
+"""Classes without names that targets may tell of, where there are not more records than that."""
+
+
 def load_npz(path: str | Path) -> ImageData:
     """Read arrays `inputs` and `targets` from an `.npz` file; also `ids`, `classes` and `test_...` if any.
 
@@ -174,6 +178,12 @@ def _class_names(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     largest = max((int(t.max()) for t in targets if t is not None and len(t)), default=-1)
     if names is None:
+        most = max(MOST_CLASSES, sum(len(t) for t in targets if t is not None))
+        if largest >= most:
+            fail(
+                f"Expected targets in {path} that count classes from 0, below {most:,}, or an array 'classes' that "
+                f"names them all. Got {largest:,}. Number the classes 0, 1, 2, ... and store their names as `classes`."
+            )
         note = (
             f"The number of classes, {largest + 1}, was read from the targets; store `classes` to declare it."
         )

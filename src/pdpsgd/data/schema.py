@@ -37,9 +37,9 @@ from typing import Any
 
 import narwhals as nw
 
-from pdpsgd.budgets.files import parse_toml, read_text
+from pdpsgd.budgets.files import number, parse_toml, read_text
 from pdpsgd.budgets.readers import open_table
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.errors import check_one_of, fail, shown
 
 KINDS = ("numeric", "categorical", "ignored")
 MOST_CATEGORIES = 50  # a text column with more distinct values is drafted as ignored: free text, or an id
@@ -117,7 +117,9 @@ class Schema:
         _check_keys(content, {"label": str, "classes": list}, {"id_column": str, "confirmed": bool}, source)
         columns = content.get("columns", {})
         if not isinstance(columns, dict):
-            fail(f"Expected a table [columns.NAME] for each column in {source}. Got columns = {columns!r}.")
+            fail(
+                f"Expected a table [columns.NAME] for each column in {source}. Got columns = {shown(columns)}."
+            )
         return cls(
             label=content["label"],
             classes=tuple(map(text_of, content["classes"])),
@@ -148,9 +150,15 @@ def draft_schema(
             fail(f"Expected a column {name!r} in {source.name}. Its columns are {known}.")
     classes = _distinct(frame[label])
     if len(classes) > MOST_CATEGORIES:
+        numeric = frame[label].dtype.is_numeric()
+        remedy = (
+            "To predict a number, add a column that says in which of a few ranges it lies, and predict that."
+            if numeric
+            else "Is it the column to be predicted? Then merge rare values, or name its classes in a schema."
+        )
         fail(
             f"Expected a label with at most {MOST_CATEGORIES} classes in column {label!r} of {source.name}. "
-            f"Got {len(classes)} distinct values."
+            f"Got {len(classes):,} distinct values. {remedy}"
         )
     columns = {
         name: Ignored() if name in not_features or is_no_feature(name) else _draft_column(frame[name])
@@ -225,7 +233,8 @@ def _check(schema: Schema) -> None:
     _check_distinct(f"classes of label {schema.label!r}", schema.classes)
     for name, column in schema.columns.items():
         if isinstance(column, Numeric):
-            if not (math.isfinite(column.low) and math.isfinite(column.high) and column.low < column.high):
+            low, high = (number(f"{end} of column {name!r}", getattr(column, end)) for end in ("low", "high"))
+            if not (low < high and math.isfinite(high - low)):
                 fail(
                     f"Expected finite low < high for column {name!r}. "
                     f"Got low={column.low!r}, high={column.high!r}."
@@ -250,7 +259,7 @@ def _check_distinct(what: str, values: tuple[str, ...]) -> None:
 def _column(name: str, values: Any, source: str) -> Column:
     place = f"[columns.{name}] of {source}"
     if not isinstance(values, dict):
-        fail(f"Expected a table with a kind in {place}. Got {values!r}.")
+        fail(f"Expected a table with a kind in {place}. Got {shown(values)}.")
     _check_keys(values, {"kind": str}, {"low": object, "high": object, "categories": list}, place)
     check_one_of(KINDS, **{f"kind in {place}": values["kind"]})
     if values["kind"] == "numeric":
@@ -273,7 +282,7 @@ def _check_keys(content: dict[str, Any], needed: dict[str, Any], allowed: dict[s
         if key not in accepted:
             fail(f"Expected only {', '.join(map(repr, accepted))} in {place}. Got {key!r}.")
         if not isinstance(value, accepted[key]) or (isinstance(value, bool) and accepted[key] is not bool):
-            fail(f"Expected another type of value for {key!r} in {place}. Got {value!r}.")
+            fail(f"Expected another type of value for {key!r} in {place}. Got {shown(value)}.")
 
 
 def _column_to_toml(name: str, column: Column) -> str:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.budgets.files import Each, check_shape, entries, parse_json
+from pdpsgd.errors import PdpsgdError, fail, shown
+from pdpsgd.sampling.source import KEY_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -113,10 +115,13 @@ def unpack_optimizer(optimizer: HasState, tensors: Mapping[str, torch.Tensor], p
     """Put what `pack_optimizer` made back into an optimizer or scheduler of the same kind."""
     try:
         optimizer.load_state_dict(_from_json(packed, tensors))
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+    except PdpsgdError:
+        raise
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         kind = type(optimizer).__name__
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise PdpsgdError(
-            f"Expected a saved state that fits {kind}. Got one that does not: {error}."
+            f"Expected a saved state that fits {kind}. Got one that does not: {reason}."
         ) from error
 
 
@@ -144,29 +149,50 @@ def _encode(tensors: Mapping[str, torch.Tensor], state: Mapping[str, JSON], key:
 
 
 def _decode(content: bytes, *, place: str) -> Checkpoint:
+    import safetensors
     import safetensors.torch
 
     header, body = _split(content)
-    try:
-        metadata = json.loads(header[8:])["__metadata__"]
-        found, version, checksum = metadata["format"], metadata["version"], metadata["checksum"]
-    except (ValueError, KeyError, TypeError):
-        fail(f"Expected a checkpoint of pdpsgd at {place!r}. Got another file, or one with a damaged start.")
-    if found != FORMAT:
-        fail(f"Expected format {FORMAT!r} at {place!r}. Got {found!r}.")
+    metadata = _metadata(header, place)
+    version, checksum = metadata["version"], metadata["checksum"]
+    if metadata["format"] != FORMAT:
+        fail(f"Expected format {FORMAT!r} at {place!r}. Got {shown(metadata['format'])}.")
     if version != str(VERSION):
-        fail(f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version}.")
-    if _checksum(_with_checksum(header, str(checksum), _NO_CHECKSUM), body) != checksum:
+        fail(f"Expected a checkpoint of version {VERSION} at {place!r}. Got version {version[:40]}.")
+    if _checksum(_with_checksum(header, checksum, _NO_CHECKSUM), body) != checksum:
         fail(
             f"Expected an undamaged checkpoint at {place!r}. Got one whose checksum does not fit: "
             "it was changed or cut off."
         )
-    key = metadata.get("key")
-    return Checkpoint(
-        tensors=safetensors.torch.load(content),
-        state=_from_json(json.loads(metadata["state"]), {}),
-        key=None if key is None else bytes.fromhex(key),
-    )
+    try:
+        tensors = safetensors.torch.load(content)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        fail(f"Expected tensors in the checkpoint {place!r}. Got something else: {error}.")
+    state = parse_json(metadata.get("state", ""), f"the state of the checkpoint {place!r}")
+    return Checkpoint(tensors=tensors, state=_from_json(state, {}), key=_key(metadata.get("key"), place))
+
+
+def _metadata(header: bytes, place: str) -> dict[str, str]:
+    try:
+        metadata = json.loads(header[8:])["__metadata__"]
+        check_shape("metadata", metadata, Each(str))
+        check_shape("metadata", metadata, {"format": str, "version": str, "checksum": str})
+    except (ValueError, KeyError, TypeError, RecursionError):
+        fail(f"Expected a checkpoint of pdpsgd at {place!r}. Got another file, or one with a damaged start.")
+    found: dict[str, str] = metadata
+    return found
+
+
+def _key(text: str | None, place: str) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        fail(f"Expected a key of {KEY_BYTES} bytes in the checkpoint {place!r}. Got another one.")
+    return key
 
 
 def _split(content: bytes) -> tuple[bytes, memoryview]:
@@ -248,7 +274,7 @@ def _overwrite_key(old: BinaryIO) -> None:
 
 # JSON has no tensors, no tuples, no infinities, and only strings as keys. A dict of one of these keys
 # stands for them.
-_TENSOR, _TUPLE, _FLOAT, _DICT, _COUNTER = "$tensor", "$tuple", "$float", "$dict", "$counter"
+_TAGS = _TENSOR, _TUPLE, _FLOAT, _DICT, _COUNTER = "$tensor", "$tuple", "$float", "$dict", "$counter"
 
 
 def _to_json(value: Any, place: str, tensors: dict[str, torch.Tensor] | None = None) -> JSON:
@@ -283,14 +309,23 @@ def _from_json(value: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
         return [_from_json(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    for tag, content in value.items():
-        if tag == _TENSOR:
-            return tensors[content]
-        if tag == _FLOAT:
-            return float(content)
-        if tag == _TUPLE:
-            return tuple(_from_json(content, tensors))
-        if tag in (_DICT, _COUNTER):
-            pairs = {_from_json(name, tensors): _from_json(item, tensors) for name, item in content}
-            return Counter(pairs) if tag == _COUNTER else pairs
+    if len(value) == 1 and next(iter(value)) in _TAGS:
+        ((tag, content),) = value.items()
+        try:
+            return _from_tag(tag, content, tensors)
+        except PdpsgdError:
+            raise
+        except (KeyError, TypeError, ValueError):
+            fail(f"Expected what {tag} stands for in a checkpoint. Got {shown(content)}.")
     return {name: _from_json(item, tensors) for name, item in value.items()}
+
+
+def _from_tag(tag: str, content: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if tag == _TENSOR:
+        return tensors[content]
+    if tag == _FLOAT:
+        return float(content)
+    if tag == _TUPLE:
+        return tuple(_from_json(entries(tag, content), tensors))
+    pairs = {_from_json(name, tensors): _from_json(item, tensors) for name, item in content}
+    return Counter(pairs) if tag == _COUNTER else pairs

@@ -141,6 +141,13 @@ class Ranks:
             dist.destroy_process_group()
 
 
+def is_first_rank() -> bool:
+    """Tell, also before the processes have found each other, whether this one is rank 0."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0" or int(os.environ.get("WORLD_SIZE", "1")) < 2
+
+
 @contextmanager
 def _flat(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Join all tensors, so that there is one message a step; written back afterwards."""

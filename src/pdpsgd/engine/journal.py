@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pdpsgd.budgets.files import lock
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
 
@@ -51,10 +52,17 @@ class Journal:
         self._tolerance = TOLERANCE * max_grad_norm
         self._directions: list[Tensor] = []
         self._met = _read(path)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = _open(path)
         # After an entry that was cut off, further ones would not stand where they are looked for.
         size = os.fstat(self._file).st_size
-        os.ftruncate(self._file, size - size % _ENTRY.size)
+        if size % _ENTRY.size:
+            os.ftruncate(self._file, size - size % _ENTRY.size)
+
+    @property
+    def entries(self) -> int:
+        """How many entries are in the file, on the disk; a checkpoint names it, so that a loss is noticed."""
+        os.fsync(self._file)
+        return os.fstat(self._file).st_size // _ENTRY.size
 
     def meet(self, step: int, sums: Sequence[Tensor]) -> None:
         """Note that the step's noise is about to be added to these sums; refuse if it was added to others."""
@@ -129,6 +137,28 @@ class JournalKeeper(StepObserver):
         if self.journal is not None:
             self.journal.close(remove=remove)
             self.journal = None
+
+
+def _open(path: Path) -> int:
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        fail(f"Expected a journal that can be written at {str(path)!r}. Got: {error.strerror}.")
+    if not lock(file):
+        os.close(file)
+        fail(
+            f"Expected a run that no other process goes on with. Got one whose journal {str(path)!r} is in use. "
+            "Wait until the other process ends, or stop it."
+        )
+    return file
+
+
+def count_entries(path: Path) -> int | None:
+    """Count the whole entries of a journal; None if there is no such file."""
+    try:
+        return os.stat(path).st_size // _ENTRY.size
+    except (OSError, ValueError):
+        return None
 
 
 def _read(path: Path) -> dict[int, tuple[float, ...]]:

@@ -13,14 +13,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from pdpsgd.budgets.files import ANY, Each, Optional, check_shape
 from pdpsgd.engine.checkpoints import HasState, erase_key, load, pack_optimizer, save, unpack_optimizer
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, digest_of_module, fingerprint_data
-from pdpsgd.errors import fail
+from pdpsgd.engine.journal import count_entries
+from pdpsgd.errors import fail, shown
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.sampling.source import RandomSource
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from pdpsgd.engine.run import Run
+
+STATE = {
+    "run": {"optimizer": ANY},
+    "steps_done": int,
+    "forfeited": [int],
+    "source": {"secure": bool, "seeded": bool, "algorithm": Optional(str)},
+    "packed": Each(ANY),
+    "journal": str,
+    "journal_entries": Optional(int),
+}
+"""What a checkpoint says beside tensors. (Those of earlier versions do not count the journal's entries.)"""
 
 
 def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
@@ -41,6 +58,7 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
         "forfeited": list(run.execution.forfeited),
         "source": {"secure": source.secure, "seeded": source.seeded, "algorithm": source.algorithm},
         "packed": packed,
+        "journal_entries": 0 if run.journal.journal is None else run.journal.journal.entries,
         "journal": None
         if run.journal.journal is None
         else os.path.relpath(run.journal.journal.path, Path(path).parent),
@@ -63,26 +81,99 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
     checkpoint = run.ranks.broadcast_object(load(path) if run.ranks.first else None)
     if checkpoint.key is None:
         fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
+    state = checkpoint.state
+    check_shape(str(path), state, STATE)
     # First the key: the fingerprints of private data are keyed with it.
-    run.execution.use_source(RandomSource.from_key(checkpoint.key, **checkpoint.state["source"]))
-    check_same_run(checkpoint.state["run"], describe_run(run), place=str(path))
-    run.module.load_state_dict(
-        {name: checkpoint.tensors[f"model.{name}"] for name in run.module.state_dict()}
-    )
+    run.execution.use_source(RandomSource.from_key(checkpoint.key, **_source_options(state["source"])))
+    check_same_run(state["run"], describe_run(run), place=str(path))
+    if state["steps_done"] > run.plan.steps:
+        fail(
+            f"Expected {path}: steps_done up to the plan's {run.plan.steps} steps. Got {state['steps_done']}."
+        )
+    prefix = "model."
+    saved = {
+        name.removeprefix(prefix): value
+        for name, value in checkpoint.tensors.items()
+        if name.startswith(prefix)
+    }
+    check_same_tensors(saved, run.module.state_dict(), place=f"{path}: model")
+    run.module.load_state_dict(saved)
     for name, other in {"optimizer": run.optimizer, **others}.items():
-        if name not in checkpoint.state["packed"]:
+        if name not in state["packed"]:
             fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
-        unpack_optimizer(other, checkpoint.tensors, checkpoint.state["packed"][name])
-    run.execution.steps_done = checkpoint.state["steps_done"]
-    run.execution.forfeited = list(checkpoint.state["forfeited"])
-    journal = Path(path).parent / checkpoint.state["journal"]
-    if not run.ranks.broadcast_object(journal.exists()):  # as rank 0 sees it
+        unpack_optimizer(other, checkpoint.tensors, state["packed"][name])
+    _check_optimizer(run.optimizer.original, state["run"]["optimizer"], place=str(path))
+    run.execution.steps_done = state["steps_done"]
+    run.execution.forfeited = list(state["forfeited"])
+    _take_up_journal(run, Path(path), state)
+    run.checkpoints.add(Path(path).absolute())
+
+
+def _source_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: saved.get(name) for name in ("secure", "seeded", "algorithm")}
+
+
+def _take_up_journal(run: Run, path: Path, state: Mapping[str, Any]) -> None:
+    """Go on with the run's journal, which has to know at least the steps that it knew when the checkpoint was made."""
+    journal = path.parent / state["journal"]
+    found = run.ranks.broadcast_object(
+        count_entries(journal) if run.ranks.first else None
+    )  # as rank 0 sees it
+    remedy = "Put it back beside the checkpoint, or begin a new run."
+    if found is None:
         fail(
             f"Expected the run's journal at {str(journal)!r}, to see that the same noise is not used on "
-            "different gradients. Got none. Put it back beside the checkpoint, or begin a new run."
+            f"different gradients. Got none. {remedy}"
+        )
+    if found < (state.get("journal_entries") or 0):
+        fail(
+            f"Expected {state['journal_entries']:,} entries in the run's journal {str(journal)!r}, as when the "
+            f"checkpoint was made. Got {found:,}: it was emptied or cut off. {remedy}"
         )
     run.journal.keep(journal)
-    run.checkpoints.add(Path(path).absolute())
+
+
+def check_same_tensors(saved: Mapping[str, Any], now: Mapping[str, Any], *, place: str) -> None:
+    """Refuse saved tensors that do not fit: other names, shapes or types.
+
+    Args:
+        saved: Tensors of a checkpoint by name.
+        now: Tensors that they are to be copied into.
+        place: The file, and the place in it, for errors.
+
+    Raises:
+        PdpsgdError: One of them is missing, too many, or of another shape or type.
+    """
+    for name in sorted({*saved, *now}):
+        before, after = (_describe(part.get(name)) for part in (saved, now))
+        if before != after:
+            fail(f"Expected {place}.{name} to be {after}. Got {before}.")
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return f"a tensor of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
+
+
+def _check_optimizer(optimizer: Optimizer, saved: Any, *, place: str) -> None:
+    """Refuse a state that an optimizer takes without looking and then trips over."""
+    if describe_optimizer(optimizer) != saved:
+        fail(f"Expected {place}: optimizer to have the settings that the run was begun with. Got others.")
+    for group in optimizer.param_groups:
+        if not isinstance(group["lr"], (float, int, Tensor)):
+            fail(f"Expected {place}: optimizer.lr to be a number. Got {shown(group['lr'])}.")
+    if type(optimizer).__module__.partition(".")[0] != "torch":
+        return  # what the state of another optimizer looks like is not known
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                fail(
+                    f"Expected {place}: optimizer.{name} of shape {tuple(parameter.shape)}, as its parameter has. "
+                    f"Got {tuple(value.shape)}."
+                )
 
 
 def erase_saved_keys(run: Run) -> None:

@@ -8,6 +8,7 @@ interpolation between levels) out of every proof.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -152,7 +153,8 @@ class _RateSearch:
         """Where ln(expected batch) meets ln(batch size), for a trial in which the batch grows with x."""
 
         def gap(x: float) -> float:
-            return math.log(self._expected_batch(*trial(x)) / self.batch_size)
+            batch = self._expected_batch(*trial(x))  # so little noise that nobody can be sampled at all: 0
+            return math.log(max(batch, sys.float_info.min) / self.batch_size)
 
         if gap(lowest) > 0:
             fail(

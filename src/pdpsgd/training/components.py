@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from pdpsgd.errors import check_positive, fail
+from pdpsgd.errors import check_positive, fail, shown
 from pdpsgd.training.augmentation import Shifts
 
 Loss = Callable[[Any, Any], Tensor]
@@ -97,6 +97,9 @@ def optimizer_of(
     if callable(optimizer):
         return optimizer(parameters)
     check_positive(learning_rate=learning_rate)
+    for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
+        if not (math.isfinite(value) and value >= 0):
+            fail(f"Expected {name} >= 0 and finite. Got {name}={value!r}.")
     kind = _by_name(OPTIMIZERS, optimizer=optimizer)
     keywords: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, **options}
     if momentum:
@@ -108,8 +111,11 @@ def optimizer_of(
         keywords["momentum"] = momentum
     try:
         made: Optimizer = kind(parameters, **keywords)
-    except TypeError as error:
-        fail(f"Expected optimizer_options that {kind.__name__} knows. Got {dict(options)!r} ({error}).")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        fail(
+            f"Expected optimizer_options that {kind.__name__} accepts. Got {shown(dict(options))} ({reason})."
+        )
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checkpoints import erase_key
 from pdpsgd.engine.checks.augmentation import check_augment
+from pdpsgd.engine.distributed import is_first_rank
 from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
 from pdpsgd.errors import fail
@@ -236,17 +238,23 @@ def fit(
         test_tiers=test_tiers,
         test_ids=test_ids,
     )
-    if reservation is None and chosen.ledger is not None:
-        reservation = _book(chosen, inputs, plan)
-    with under(reservation):
-        made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
-        trainer = _trainer(model, inputs, made, chosen, reservation)
-        trainer.run(
-            evaluate_every=chosen.evaluate_every,
-            checkpoint_every=chosen.checkpoint_every,
-            progress=chosen.progress,
-        )
-        return _finish(trainer, inputs, reservation)
+    with _in_use(chosen.run_folder):
+        if reservation is None and chosen.ledger is not None:
+            reservation = _book(chosen, inputs, plan)
+        with under(reservation):
+            made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
+            trainer = _trainer(model, inputs, made, chosen, reservation)
+            trainer.run(
+                evaluate_every=chosen.evaluate_every,
+                checkpoint_every=chosen.checkpoint_every,
+                progress=chosen.progress,
+            )
+            return _finish(trainer, inputs, reservation)
+
+
+def _in_use(folder: str | os.PathLike[str] | None) -> AbstractContextManager[None]:
+    """Keep other processes out of the run folder; among ranks, the first does."""
+    return RunFolder(folder).in_use() if folder is not None and is_first_rank() else nullcontext()
 
 
 def _book(options: TrainingOptions, inputs: TrainingInputs, plan: Plan | None) -> ReservedRun:

@@ -19,7 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, shown
 from pdpsgd.training.presets import preset as find_preset
 
 if TYPE_CHECKING:
@@ -282,10 +282,10 @@ class TrainingOptions(PlanOptions):
             self._set("views", 1, "default")
         if isinstance(self.views, bool) or not isinstance(self.views, int) or self.views < 1:
             fail(f"Expected views to be a whole number >= 1. Got {self.views!r}.")
-        if (most := self.records_per_person) is not None and (
-            isinstance(most, bool) or not isinstance(most, int) or most < 1
-        ):
-            fail(f"Expected records_per_person to be a whole number >= 1, or None. Got {most!r}.")
+        for name, least in (("records_per_person", 1), ("checkpoint_every", 1), ("evaluate_every", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                fail(f"Expected {name} to be a whole number >= {least}, or None. Got {shown(value)}.")
         if self.views > 1 and self.augment in (None, "none"):
             fail(f"Expected augment, to make several views of a record. Got views={self.views!r} without it.")
 

@@ -16,6 +16,7 @@
 | `plan.json` | only where budgets do not say who is on which level: the plan with its people |
 | **`private/`** | **the operator's own** |
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
+| `lock` | while a process works on the run |
 | `checkpoint.journal` | digests of the sums since the checkpoint; as secret as the key |
 | `reservation.json` | only with a ledger: the token under which the run is reserved in it |
 | `steps.jsonl` | only if asked for: batch sizes, training losses |
@@ -28,13 +29,15 @@ for release (its page, its promises, the plan itself) is in `private/`.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +45,7 @@ from typing import TYPE_CHECKING, Any
 from pdpsgd.budgets.files import check_shape, parse_json, read_text
 from pdpsgd.errors import fail
 from pdpsgd.training.file_shapes import AUDIT, HISTORY, RESERVATION, RESULT, SETTINGS
+from pdpsgd.training.lock import locked
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,6 +113,19 @@ class RunFolder:
     def journal(self) -> Path:
         """Digests of the sums that noise was added to since the checkpoint; as secret as the key."""
         return self.path / PRIVATE / "checkpoint.journal"
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes out of the folder, which is made if need be; one that is still empty is removed."""
+        self.check_layout()
+        new = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        try:
+            with locked(self.make().path / PRIVATE / "lock"):
+                yield
+        finally:
+            with contextlib.suppress(OSError):  # there is something in it
+                for folder in (*(self.path / name for name in (PUBLIC, PEOPLE, PRIVATE)), *new):
+                    folder.rmdir()
 
     @property
     def finished(self) -> bool:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdpsgd.budgets.files import ANY, Each, Range, check_shape
 from pdpsgd.engine.batches import call, repeated, to_device
 from pdpsgd.engine.checkpoints import erase_key
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.engine.resuming import check_same_run
+from pdpsgd.engine.resuming import check_same_run, check_same_tensors
 from pdpsgd.errors import fail
 from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
+from pdpsgd.training.file_shapes import HISTORY
 from pdpsgd.training.leftovers import plain_attributes
 from pdpsgd.training.progress import ProgressBar
 from pdpsgd.training.run_folder import RunFolder, to_jsonable, without_people
@@ -33,6 +35,14 @@ if TYPE_CHECKING:
     from pdpsgd.data.schema import Schema
     from pdpsgd.training.components import Loss, Schedule
 
+STATE = {
+    "settings": Each(ANY),
+    "history": [HISTORY],
+    "ended": [Each(ANY)],
+    "start": Each(ANY),
+    "seconds": Range(0),
+}
+"""What a checkpoint holds of the loop, as far as it is no tensor."""
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 STEPS_BETWEEN_CHECKPOINTS_OF_MANY = 100
 
@@ -155,7 +165,16 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         place = "" if self.folder is None else str(self.folder.checkpoint)
+        check_shape(place, state, STATE)
         check_same_run(state["settings"], to_jsonable(self.settings), place=place)
+        now = self.model.state_dict()
+        for index, model in enumerate(state["ended"]):
+            check_same_tensors(model, now, place=f"{place}: training.ended.{index}")
+        if state["start"]:
+            check_same_tensors(state["start"], now, place=f"{place}: training.start")
+        if self.average is not None:
+            average, _ = state["average"]
+            check_same_tensors(average, self.average.average, place=f"{place}: training.average")
         self.history = state["history"]
         self.ended = state["ended"]
         self.start = state["start"] or self.start
