@@ -309,7 +309,7 @@ def test_an_augmentation_that_mixes_examples_is_refused(problem):
         ({"optimizer": "lion"}, "Expected optimizer to be one of 'sgd'"),
         ({"schedule": "up"}, "Expected schedule to be one of 'constant'"),
         ({"optimizer": "adam"}, "Expected momentum=0 with optimizer 'adam'"),
-        ({"momentum": 0.0, "optimizer_options": {"beta": 1}}, "optimizer_options that SGD knows"),
+        ({"momentum": 0.0, "optimizer_options": {"beta": 1}}, "optimizer_options that SGD accepts"),
         ({"learning_rate": 0.0}, "learning_rate > 0"),
         ({"weight_average": 1.5}, "0 <= weight_average <= 1"),
         ({"resume": True}, "Expected run_folder"),
