@@ -8,6 +8,8 @@ every rank after it would depend on all devices producing the same bits.)
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -43,6 +45,8 @@ class Ranks:
                 return cls()
             backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+            # Whichever way the process ends: a group that is still there then aborts it, now and again.
+            atexit.register(_leave_group)
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -137,7 +141,13 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the process group, if there is one."""
-        if self.world_size > 1 and dist.is_initialized():
+        if self.world_size > 1:
+            _leave_group()
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # others are gone already
             dist.destroy_process_group()
 
 
