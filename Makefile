@@ -3,6 +3,7 @@
 #   make demo     uniform against personalized training on small images; prints a table, writes a page
 #   make test     lint, types, tests, doctests, the README's code, the report page in a browser
 #   make lint     ruff and mypy only
+#   make fuzz     10,000 damaged files and odd options, and 1,000 kills of a run (an hour or so)
 #   make bench    ratios against the peers, in one run (several minutes)
 #   make docs     the documentation, into site/
 #   make reproduce WHAT=...   the paper's tables and figures; more options: OPTIONS="--dataset mnist"
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint bench docs reproduce clean
+.PHONY: help demo test lint fuzz bench docs reproduce clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -31,6 +32,10 @@ test: $(VENV)/.ready-test
 
 lint: $(VENV)/.ready-test
 	$(LINT)
+
+fuzz: $(VENV)/.ready-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.cli.fuzz 10000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.training.killed 1000
 
 bench: $(VENV)/.ready-bench
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd.budgets.files import first_bytes, kind_of
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, shown
 
 Frame = nw.DataFrame[Any]
 
@@ -142,5 +142,5 @@ def as_array(series: nw.Series[Any]) -> npt.NDArray[Any]:
 
 def column_names(frame: Frame) -> str:
     """Name the columns of a table for an error message; not more than twenty."""
-    known = ", ".join(map(repr, frame.columns[:20]))
+    known = ", ".join(map(shown, frame.columns[:20]))
     return known if len(frame.columns) <= 20 else f"{known} and {len(frame.columns) - 20} more"

@@ -128,6 +128,7 @@ def audit(
     if not 0 < confidence < 1:
         fail(f"Expected 0 < confidence < 1. Got confidence={confidence!r}.")
     if chart is not None:
+        shared.check_output(chart, "--chart")
         check_one_of((".svg", ".png", ".html"), chart=chart.suffix)
     plan, settings = plan_and_settings(run)
     data = data or _benchmark(named_in(settings, "data"))

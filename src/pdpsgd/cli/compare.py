@@ -71,6 +71,7 @@ def compare(
     from pdpsgd.training.comparison import compare as run_comparison
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    shared.check_output(page, "--page")
     if seeds < 1:
         fail(f"Expected --seeds >= 1. Got {seeds}.")
     inputs = read_inputs(data, records, people)

@@ -84,6 +84,8 @@ def plan(
       pdpsgd plan plan.json --verify                                  (check somebody else's plan)
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    if chart is not None:
+        shared.check_output(chart, "--chart")
     if file is not None and file.suffix.lower() == ".json":
         made = shared.read_plan(file)
     elif ledger.ledger is not None:

@@ -41,6 +41,8 @@ def report(
     from pdpsgd.training.finished_run import read_run
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    if output is not None:
+        shared.check_output(output, "--output")
     screen.say(f"Report: {write_run_report(run_folder, output)}")
     if json_file is not None:
         run = read_run(run_folder)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from pdpsgd.budgets.files import parse_toml, read_text
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, shown
 from pdpsgd.training.options import OUTPUT, PLAN, Options
 from pdpsgd.training.options import option as option_field
 
@@ -241,6 +241,8 @@ class Screen:
 
         self.quiet = quiet
         self.json_file = json_file
+        if json_file not in (None, "-"):
+            check_output(Path(str(json_file)), "--json")  # not after hours of training
         self.console = Console(stderr=json_file == "-", quiet=quiet)
 
     @contextmanager
@@ -297,6 +299,23 @@ class Screen:
         elif self.json_file is not None:
             write_file(Path(self.json_file), text.rstrip("\n") + "\n")
             self.say(f"Figures: {self.json_file}")
+
+
+def check_output(path: Path, named: str) -> None:
+    """Refuse a name that no file can be written under, before time is spent on what goes into it."""
+    try:
+        is_folder, above = path.is_dir(), next(part for part in path.absolute().parents if part.exists())
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        fail(
+            f"Expected a file to write for {named}. Got {shown(str(path))}: {getattr(error, 'strerror', error)}."
+        )
+    if is_folder or not path.name:
+        fail(f"Expected a file to write for {named}. Got {str(path)!r}, which is a folder.")
+    if not above.is_dir():
+        fail(f"Expected a file to write for {named}. Got {str(path)!r}, but {str(above)!r} is no folder.")
 
 
 def write_file(path: Path, content: str | bytes) -> None:

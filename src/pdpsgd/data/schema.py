@@ -38,7 +38,7 @@ from typing import Any
 import narwhals as nw
 
 from pdpsgd.budgets.files import number, parse_toml, read_text
-from pdpsgd.budgets.readers import open_table
+from pdpsgd.budgets.readers import column_names, open_table
 from pdpsgd.errors import check_one_of, fail, shown
 
 KINDS = ("numeric", "categorical", "ignored")
@@ -146,8 +146,7 @@ def draft_schema(
     not_features = {name for name in (id_column, *leave_out) if name is not None}
     for name in (label, *not_features):
         if name not in frame.columns:
-            known = ", ".join(map(repr, frame.columns))
-            fail(f"Expected a column {name!r} in {source.name}. Its columns are {known}.")
+            fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.")
     classes = _distinct(frame[label])
     if len(classes) > MOST_CATEGORIES:
         numeric = frame[label].dtype.is_numeric()

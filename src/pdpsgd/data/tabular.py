@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.budgets.readers import Frame, Source, open_table
+from pdpsgd.budgets.readers import Frame, Source, column_names, open_table
 from pdpsgd.data.schema import (
     NOT_PRIVATE,
     Categorical,
@@ -195,7 +195,7 @@ def _ids(
 
 def _require(frame: Frame, name: str, source: Source) -> None:
     if name not in frame.columns:
-        known = ", ".join(map(repr, frame.columns))
+        known = column_names(frame)
         fail(f"Expected a column {name!r}, as the schema says, in {source.name}. Its columns are {known}.")
 
 

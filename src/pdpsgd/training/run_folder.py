@@ -335,6 +335,11 @@ def without_people(plan: Plan) -> Plan:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: complete it beside the old one, then let it take the name."""
     data = content.encode() if isinstance(content, str) else content
+    if path.is_dir() or not path.name:
+        fail(f"Expected a file to write. Got {str(path)!r}, which is a folder.")
+    if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced by a file
+        path.write_bytes(data)
+        return
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(beside, "wb") as file:
