@@ -1,4 +1,4 @@
-"""Damaged files and odd options end in one sentence and exit code 2, and leave nothing behind; `make fuzz` tries more."""
+"""Damaged files and odd options end in one sentence and exit code 2, and leave nothing behind (`make fuzz`: more)."""
 
 from __future__ import annotations
 
