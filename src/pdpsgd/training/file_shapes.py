@@ -5,7 +5,7 @@ Versions differ in what they write beside it, and nothing is asked of that.
 
 from __future__ import annotations
 
-from pdpsgd.budgets.files import Each, OneOf, Optional, Range
+from pdpsgd.budgets.files import ANY, Each, OneOf, Optional, Range
 from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE
 
 _SHARE = Range(0, 1)
