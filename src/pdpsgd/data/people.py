@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_probability, fail
+from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ def load_people(
         color: Whether images are read in color.
         people_file: A table with the columns `file` and `id`, for folders of images.
         one_row_per_person: Says that every row of a table is another person, where it has no ids.
-        repeated_ids: Whether a person may have several rows of a table (`records_per_person`).
+        repeated_ids: Whether a person may have several records (`records_per_person`).
 
     Returns:
         Tensors, with the id of each record's person.
@@ -106,11 +107,12 @@ def load_people(
     if path.suffix.lower() in TABLES:
         return _table(path, label, id_column, leave_out, schema, test_file, one_row_per_person, repeated_ids)
     if path.suffix.lower() == ".npz":
-        return _images(path.name, _load_npz(path))
+        return _images(path.name, _load_npz(path), repeated_ids=repeated_ids)
     if path.is_dir():
         from pdpsgd.data.images import load_folder
 
-        return _images(path.name, load_folder(path, size=image_size, color=color, people=people_file))
+        loaded = load_folder(path, size=image_size, color=color, people=people_file)
+        return _images(path.name, loaded, repeated_ids=repeated_ids)
     known = ", ".join(CATALOG)
     fail(
         f"Expected a .csv, .parquet or .npz file, a folder of images, or one of {known}. Got "
@@ -254,7 +256,15 @@ def _load_npz(path: Path) -> Any:
     return load_npz(path)
 
 
-def _images(name: str, loaded: Any) -> PeopleData:
+def _images(name: str, loaded: Any, *, repeated_ids: bool) -> PeopleData:
+    if not repeated_ids:
+        first: dict[Any, int] = {}
+        for row, person in enumerate(loaded.ids.tolist()):
+            if first.setdefault(person, row) != row:
+                fail(
+                    f"Expected one record per person in {name}. Got {person!r} in rows {first[person]} and {row}. "
+                    f"{HOW_TO_HAVE_MANY}"
+                )
     return PeopleData(
         name=name,
         named=loaded.named,
