@@ -17,6 +17,7 @@ import torch
 
 from pdpsgd.engine import checkpoints
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.sampling.source import name_of_key
 
 KEY = bytes(range(32))
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "step": torch.tensor(7)}
@@ -109,6 +110,25 @@ def test_an_erased_key_is_nowhere_in_the_file_and_the_rest_is_kept(path: Path) -
     assert_is_as_saved(path, key=None)
     assert KEY.hex().encode() not in path.read_bytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_on_a_full_disk_the_key_is_erased_where_it_stands(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_replace", full)
+    checkpoints.erase_key(path)
+    assert_is_as_saved(path, key=None)
+    assert KEY.hex().encode() not in path.read_bytes()
+
+
+def test_another_runs_key_is_left_alone(path: Path) -> None:
+    checkpoints.erase_key(path, only=name_of_key(bytes(32)))
+    assert_is_as_saved(path)
+    checkpoints.erase_key(path, only=name_of_key(KEY))
+    assert_is_as_saved(path, key=None)
 
 
 def test_the_replaced_file_loses_its_key_on_the_disk_too(path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from pdpsgd.engine import PrivacyEngine
 from pdpsgd.engine.checkpoints import load
 from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.sampling.source import RandomSource
 from tests.engine.conftest import make_data, make_module, make_plan
 
 
@@ -208,21 +212,92 @@ def test_a_run_is_not_resumed_where_one_of_many_records_was_changed(private, tmp
 # Keys ----------------------------------------------------------------------------------------------------
 
 
+def keys_in(folder):
+    return {path.name: load(path).key for path in folder.glob("*") if "journal" not in path.name}
+
+
 def test_after_the_last_step_no_checkpoint_of_a_closed_run_has_its_key(private, tmp_path):
     run = private()
     for step, batch in enumerate(run.loader):
         run.step(*batch)
         if step in (1, 3):
             run.engine.save(tmp_path / f"step {step}")
-    run.engine.save(tmp_path / "last")
-    assert load(tmp_path / "last").key is None
-    assert load(tmp_path / "step 3").key is not None  # until it is closed, the run may be taken up
+    assert None not in keys_in(tmp_path).values()  # until the last model is saved, the run may be taken up
     run.engine.close()
-    assert {path.name: load(path).key for path in tmp_path.glob("*") if "journal" not in path.name} == {
-        "step 1": None,
-        "step 3": None,
-        "last": None,
-    }
+    assert keys_in(tmp_path) == {"step 1": None, "step 3": None}
+    assert not list(tmp_path.glob("*journal"))
+
+
+def test_saving_the_last_step_erases_the_key_everywhere(private, tmp_path):
+    """Whatever happens before the run is closed."""
+    run = private()
+    for step, batch in enumerate(run.loader):
+        run.step(*batch)
+        if step in (1, 3):
+            run.engine.save(tmp_path / f"step {step}")
+    run.engine.save(tmp_path / "last")
+    assert keys_in(tmp_path) == {"step 1": None, "step 3": None, "last": None}
+    assert not list(tmp_path.glob("*journal"))
+    run.engine.save(tmp_path / "last")  # once more does no harm
+    run.engine.close()
+
+
+def test_a_checkpoint_of_the_last_step_brings_the_model_back(private, tmp_path, flat):
+    run = private(seed=None)
+    run.train()
+    run.engine.save(tmp_path / "last")
+    again = private(seed=None)
+    again.engine.resume(tmp_path / "last")
+    assert torch.equal(flat(again.module), flat(run.module))
+    assert again.engine.steps_left == 0
+    assert list(again.loader) == []
+    assert again.engine.verdict().is_for_release
+    assert again.engine.spent() == run.engine.spent()
+    again.engine.save(tmp_path / "copy")
+    again.engine.close()
+
+
+def test_a_run_that_was_closed_before_its_last_step_is_not_taken_up(private, tmp_path):
+    run = private()
+    run.engine.save(tmp_path / "checkpoint")
+    run.engine.close()
+    with pytest.raises(PdpsgdError, match="closed after 0 steps"):
+        private().engine.resume(tmp_path / "checkpoint")
+
+
+def test_a_resumed_run_erases_the_key_of_checkpoints_from_before_the_interruption(private, tmp_path):
+    run = private()
+    run.engine.save(tmp_path / "first")
+    run.engine.save(tmp_path / "second")
+    run = private()
+    run.engine.resume(tmp_path / "second")
+    run.train()
+    run.engine.save(tmp_path / "last")
+    assert keys_in(tmp_path) == {"first": None, "second": None, "last": None}
+
+
+def test_a_run_that_is_killed_while_it_erases_keys_erases_them_when_it_is_resumed(
+    private, tmp_path, monkeypatch
+):
+    run = private()
+    run.engine.save(tmp_path / "first")
+    run.train()
+    with monkeypatch.context() as patch:
+        patch.setattr("pdpsgd.engine.resuming.erase_key", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.engine.save(tmp_path / "last")
+    assert keys_in(tmp_path)["first"] is not None
+    private().engine.resume(tmp_path / "last")
+    assert keys_in(tmp_path) == {"first": None, "last": None}
+    assert not list(tmp_path.glob("*journal"))
+
+
+def test_another_runs_key_under_the_same_name_stays(private, tmp_path):
+    old, new = private(seed=1), private(seed=2)
+    old.engine.save(tmp_path / "checkpoint")
+    new.engine.save(tmp_path / "checkpoint")
+    old.engine.close()
+    assert load(tmp_path / "checkpoint").key == new.engine.source.key_bytes()
 
 
 def test_a_resumed_run_erases_the_key_of_the_checkpoint_it_came_from(private, tmp_path):
@@ -249,10 +324,54 @@ def test_a_seed_or_a_weak_generator_is_not_for_release(private):
     assert [reason.code for reason in weak.reasons] == ["weak-generator"]
 
 
-def test_a_loss_that_could_not_be_seen_through_is_not_for_release(private):
+def test_a_key_that_somebody_knows_is_not_for_release_also_after_resuming(private, tmp_path):
+    run = private(seed=None, source=RandomSource.from_key(bytes(range(32))))
+    assert [reason.code for reason in run.engine.verdict().reasons] == ["seeded"]
+    run.engine.save(tmp_path / "checkpoint")
+    resumed = private(seed=None)
+    resumed.engine.resume(tmp_path / "checkpoint")
+    assert [reason.code for reason in resumed.engine.verdict().reasons] == ["seeded"]
+
+
+def test_the_operating_systems_key_is_for_release_given_or_resumed(private, tmp_path):
+    run = private(seed=None, source=RandomSource.from_operating_system())
+    assert run.engine.verdict().is_for_release
+    run.engine.save(tmp_path / "checkpoint")
+    resumed = private(seed=None)
+    resumed.engine.resume(tmp_path / "checkpoint")
+    assert resumed.engine.verdict().is_for_release
+
+
+def test_a_source_of_another_class_is_not_for_release_also_after_resuming(private, tmp_path):
+    class Quieter(RandomSource):
+        pass
+
+    run = private(seed=None, source=Quieter.from_operating_system())
+    assert [reason.code for reason in run.engine.verdict().reasons] == ["test-double"]
+    run.engine.save(tmp_path / "checkpoint")
+    resumed = private(seed=None)
+    resumed.engine.resume(tmp_path / "checkpoint")
+    assert [reason.code for reason in resumed.engine.verdict().reasons] == ["test-double"]
+
+
+def test_a_source_serves_one_run(private):
+    source = RandomSource.from_operating_system()
+    private(seed=None, source=source)
+    with pytest.raises(PdpsgdError, match="a new random source for every run"):
+        private(seed=None, source=source)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(PdpsgdError, match="request for a copy"):
+            copied(RandomSource.from_operating_system())
+
+
+def test_a_loss_that_could_not_be_seen_through_is_not_for_release(private, tmp_path):
     run = private(seed=None)
     inputs, targets = next(iter(run.loader))
     functional.cross_entropy(run.module(inputs), targets).backward(torch.ones(()))
     with pytest.warns(UserWarning, match="could not be checked"):
         run.optimizer.step()
     assert "unseen-code" in [reason.code for reason in run.engine.verdict().reasons]
+    run.engine.save(tmp_path / "checkpoint")
+    resumed = private(seed=None)
+    resumed.engine.resume(tmp_path / "checkpoint")
+    assert "unseen-code" in [reason.code for reason in resumed.engine.verdict().reasons]

@@ -204,18 +204,89 @@ def test_a_finished_run_is_not_gone_on_with(problem, tmp_path):
             problem.fit(run_folder=tmp_path, resume=resume)
 
 
-def test_a_run_killed_between_result_and_erasure_loses_its_key_later(problem, tmp_path, monkeypatch):
-    def killed(path):
-        raise Crash
+# Whatever comes after the last step, from the first thing to the last.
+AFTER_THE_LAST_STEP = {
+    "erasing the journal": "pdpsgd.engine.journal.Journal.close",
+    "the last checkpoint's history": "pdpsgd.training.run_folder.RunFolder.write_history",
+    "the last evaluation": "pdpsgd.training.trainer.Trainer._note",
+    "the models": "pdpsgd.training.trainer.Trainer.models",
+    "the evaluation": "pdpsgd.training.trainer.HeldOutPeople.evaluate",
+    "leftovers": "pdpsgd.training.fitting.remove_leftovers",
+    "the model's file": "pdpsgd.training.run_folder.RunFolder.write_model",
+    "the promises": "pdpsgd.training.run_folder.RunFolder.write_promises",
+    "the result": "pdpsgd.training.run_folder.RunFolder.write_result",
+}
+
+
+@pytest.mark.parametrize("target", list(AFTER_THE_LAST_STEP.values()), ids=list(AFTER_THE_LAST_STEP))
+def test_what_fails_after_the_last_step_leaves_no_key_and_resuming_completes_it(
+    problem, tmp_path, monkeypatch, flat, target
+):
+    options = {"test_data": problem.test, "evaluate_every": 30, "weight_average": 0.9}
+    whole = problem.fit(run_folder=tmp_path / "whole", **options)
+    keys = []
+    honest = PrivateOptimizer._release_step
+
+    def release(self, step):
+        keys.append(self._execution.source.key_bytes())
+        honest(self, step)
+
+    def full(*arguments, **named):
+        raise PdpsgdError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pdpsgd.training.fitting.erase_key", killed)
-        with pytest.raises(Crash):
+        patch.setattr(PrivateOptimizer, "_release_step", release)
+        patch.setattr(target, full)
+        with pytest.raises(PdpsgdError, match="No space left"):
+            problem.fit(run_folder=tmp_path / "run", **options)
+    assert len(keys) == 30
+    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not any(keys[0] in content or keys[0].hex().encode() in content for content in files)
+    resumed = problem.fit(run_folder=tmp_path / "run", resume=True, **options)
+    assert torch.equal(flat(resumed), flat(whole))
+    assert (resumed.history, resumed.evaluation, resumed.spent) == (
+        whole.history,
+        whole.evaluation,
+        whole.spent,
+    )
+    assert resumed.verdict == whole.verdict
+    left, expected = (
+        {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}
+        for name in ("run", "whole")
+    )
+    assert left == expected
+
+
+def test_a_disk_that_is_full_at_the_last_step_keeps_the_run_resumable(problem, tmp_path, monkeypatch, flat):
+    """The last model is nowhere yet: the key stays until the steps since the last checkpoint were repeated."""
+    whole, honest = problem.fit(), checkpoints._replace
+
+    def full(path, content):
+        if b'\\"steps_done\\": 30' in content:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        honest(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_replace", full)
+        with pytest.raises(PdpsgdError, match="No space left on device"):
+            problem.fit(run_folder=tmp_path, checkpoint_every=7)
+    path = tmp_path / "private" / "checkpoint.safetensors"
+    assert checkpoints.load(path).state["steps_done"] == 28
+    assert torch.equal(flat(problem.fit(run_folder=tmp_path, checkpoint_every=7, resume=True)), flat(whole))
+    assert checkpoints.load(path).key is None
+
+
+def test_a_run_that_has_ended_is_completed_with_its_own_plan_and_settings_only(
+    problem, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("pdpsgd.training.run_folder.RunFolder.write_model", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
             problem.fit(run_folder=tmp_path)
-    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").key is not None
-    with pytest.raises(PdpsgdError, match="without a finished run"):
-        problem.fit(run_folder=tmp_path, resume=True)
-    assert checkpoints.load(tmp_path / "private" / "checkpoint.safetensors").key is None
+    for change in ({"plan": problem.plan(noise=2.0)}, {"learning_rate": 0.1}, {"weight_average": 0.5}):
+        with pytest.raises(PdpsgdError, match=r"that the checkpoint .* was made with"):
+            problem.fit(run_folder=tmp_path, resume=True, **change)
+    problem.fit(run_folder=tmp_path, resume=True)
 
 
 def test_a_begun_run_is_not_overwritten(problem, crashed):

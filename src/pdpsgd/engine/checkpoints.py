@@ -22,7 +22,7 @@ import numpy as np
 
 from pdpsgd.budgets.files import Each, check_shape, entries, parse_json
 from pdpsgd.errors import PdpsgdError, fail, shown
-from pdpsgd.sampling.source import KEY_BYTES
+from pdpsgd.sampling.source import KEY_BYTES, name_of_key
 
 if TYPE_CHECKING:
     import torch
@@ -77,15 +77,25 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     return _decode(content, place=str(path))
 
 
-def erase_key(path: str | os.PathLike[str]) -> None:
+def erase_key(path: str | os.PathLike[str], *, only: str | None = None) -> None:
     """Rewrite the checkpoint without its key: the run has ended, and nobody is to repeat its noise.
 
     The place on the disk where the key stood is overwritten as far as the file system allows. One that
     copies on write, and most flash storage, may keep it until the space is used again: encrypt the disk
-    where that matters.
+    where that matters. On a full disk the key is overwritten where it stands.
+
+    Args:
+        path: The checkpoint.
+        only: The name of the key that is to be erased (`name_of_key`): a checkpoint of another run, which took the
+            file's name, is left alone.
     """
     checkpoint = load(path)
-    save(path, checkpoint.tensors, checkpoint.state, None)
+    if checkpoint.key is None or (only is not None and name_of_key(checkpoint.key) != only):
+        return
+    try:
+        save(path, checkpoint.tensors, checkpoint.state, None)
+    except PdpsgdError:
+        _erase_in_place(Path(path), checkpoint.key)
 
 
 class HasState(Protocol):
@@ -184,7 +194,7 @@ def _metadata(header: bytes, place: str) -> dict[str, str]:
 
 
 def _key(text: str | None, place: str) -> bytes | None:
-    if text is None:
+    if text is None or text.isspace():  # blanks, where it was erased in place
         return None
     try:
         key = bytes.fromhex(text)
@@ -193,6 +203,17 @@ def _key(text: str | None, place: str) -> bytes | None:
     if len(key) != KEY_BYTES:
         fail(f"Expected a key of {KEY_BYTES} bytes in the checkpoint {place!r}. Got another one.")
     return key
+
+
+def _erase_in_place(path: Path, key: bytes) -> None:
+    """Put blanks where the key stands, which takes no room on the disk; the file stays whole."""
+    header, body = _split(path.read_bytes())
+    checksum = json.loads(header[8:])["__metadata__"]["checksum"]
+    blank = _with_checksum(header.replace(key.hex().encode(), b" " * (2 * len(key))), checksum, _NO_CHECKSUM)
+    with open(path, "r+b") as file:
+        file.write(_with_checksum(blank, _NO_CHECKSUM, _checksum(blank, body)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _split(content: bytes) -> tuple[bytes, memoryview]:

@@ -111,13 +111,13 @@ class Ranks:
         return box[0]
 
     def share_key(self, source: RandomSource) -> RandomSource:
-        """Give all ranks one secret key: rank 0's."""
+        """Give all ranks rank 0's secret key and generator, and what is known of them."""
         if self.world_size == 1:
             return source
-        key = self.broadcast_object(source.key_bytes() if self.first else None)
-        return RandomSource.from_key(
-            key, secure=source.secure, seeded=source.seeded, algorithm=source.algorithm
+        key, described = self.broadcast_object(
+            (source.key_bytes(), source.description) if self.first else None
         )
+        return RandomSource.of_run(key, **described)
 
     def check_same(self, **values: Any) -> None:
         """Refuse to go on where ranks disagree about something they must share."""

@@ -140,7 +140,8 @@ class PrivacyEngine:
             steps_per_epoch: Number of steps after which a pass over the loader ends.
             seed: Makes the run reproducible, and so not for release.
             secure: Whether randomness is cryptographic. Without it the run is not for release.
-            source: Where all randomness comes from, instead of `seed` and `secure`.
+            source: Where all randomness comes from, instead of `seed` and `secure`; a new one for every run. With a
+                key that was given to it, or with a class of its own, the run is not for release.
             on_fresh_model: Called with the round's number where the plan starts a new model; must reset the
                 module's parameters.
             reservation: The run of a ledger that this is, as `Ledger.running` or `Ledger.hold` give it. It is begun
@@ -197,7 +198,7 @@ class PrivacyEngine:
                 optimizer=describe_optimizer(optimizer),
                 options=(loss_reduction, views, max_physical_batch_size, records_per_person),
             )
-        source = ranks.share_key(source or _new_source(seed, secure=secure))
+        source = ranks.share_key((source or _new_source(seed, secure=secure)).take())
         if ranks.world_size > 1:
             # Somebody whose record differs between ranks, or lies elsewhere, would be there twice or not at all.
             key = source.key_bytes()
@@ -315,7 +316,7 @@ class PrivacyEngine:
             run.plan,
             seeded=source.seeded,
             weak_generator=None if source.cryptographic else source.algorithm,
-            test_double=run.optimizer.release.is_double,
+            test_double=run.test_double,
             unseen_code=[*run.unseen_code, *unseen_code],
             **circumstances_of(run.reservation),
             **circumstances,
@@ -341,7 +342,8 @@ class PrivacyEngine:
         """Write a checkpoint between two steps: model, optimizer, position, key, `others` (schedulers, say).
 
         On many ranks every rank must call it; rank 0 writes. The file holds the run's secret key: keep it to
-        yourself. After the plan's last step it is left out, and `close` erases it from what was saved before.
+        yourself. After the plan's last step it is left out, and erased from what was saved before; `close` does
+        the latter, too.
         Beside the file lies the run's journal (see `keep_journal`), without which it cannot be resumed.
         """
         if self._run.reservation is not None:
@@ -354,8 +356,9 @@ class PrivacyEngine:
         """Continue from a checkpoint; to be called after `make_private` with the same things as before.
 
         Refuses another plan, other people, data, model, optimizer, options or number of ranks than the
-        checkpoint was made with, a damaged file, a run that has ended, and one whose journal is gone. From
-        now on it stops where a repeated step has other gradients than before.
+        checkpoint was made with, a damaged file, a run that was closed, and one whose journal is gone. From
+        now on it stops where a repeated step has other gradients than before. A checkpoint of the last step
+        brings the trained model back; no step is left.
         """
         resume_run(self._run, path, others)
 
@@ -382,7 +385,6 @@ class PrivacyEngine:
         run.first_batches.stop()
         run.attributes.forget()
         run.gradients.remove()
-        run.journal.close(remove=True)
         run.execution.sampler.forget()
         run.execution.source.erase()
         erase_saved_keys(run)

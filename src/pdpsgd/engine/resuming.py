@@ -32,18 +32,21 @@ STATE = {
     "run": {"optimizer": ANY},
     "steps_done": int,
     "forfeited": [int],
-    "source": {"secure": bool, "seeded": bool, "algorithm": Optional(str)},
+    "source": {"secure": bool, "seeded": bool, "algorithm": Optional(str), "name": Optional(str)},
+    "verdict": Optional({"test_double": bool, "unseen_code": [str]}),
     "packed": Each(ANY),
-    "journal": str,
+    "journal": Optional(str),
     "journal_entries": Optional(int),
+    "checkpoints": Optional([str]),
 }
 """What a checkpoint says beside tensors. (Those of earlier versions do not count the journal's entries.)"""
 
 
 def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
-    """Write a checkpoint of a run."""
-    ranks, source = run.ranks, run.execution.source
-    if ranks.first and run.journal.journal is None:
+    """Write a checkpoint of a run; after its last step without the key, which then is erased everywhere else."""
+    ranks, source, path = run.ranks, run.execution.source, Path(path).absolute()
+    ended = run.execution.steps_left == 0
+    if ranks.first and run.journal.journal is None and not ended:
         # Whoever resumes a run keeps its journal. So this run is new, and what lies there is another one's.
         Path(f"{path}.journal").unlink(missing_ok=True)
         run.journal.keep(Path(f"{path}.journal"))
@@ -52,40 +55,48 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
     for name, other in {"optimizer": run.optimizer, **others}.items():
         more, packed[name] = pack_optimizer(other, prefix=name)
         tensors.update(more)
+    if not ended:
+        run.checkpoints.add(path)  # before the key is in it
+    journal = None if run.journal.journal is None else run.journal.journal.path
     state = {
-        "run": describe_run(run),
+        "run": describe_run(run, without_key=ended),
         "steps_done": run.execution.steps_done,
         "forfeited": list(run.execution.forfeited),
-        "source": {"secure": source.secure, "seeded": source.seeded, "algorithm": source.algorithm},
+        "source": source.description,
+        "verdict": {"test_double": run.test_double, "unseen_code": run.unseen_code},
         "packed": packed,
         "journal_entries": 0 if run.journal.journal is None else run.journal.journal.entries,
-        "journal": None
-        if run.journal.journal is None
-        else os.path.relpath(run.journal.journal.path, Path(path).parent),
+        "journal": None if journal is None else os.path.relpath(journal, path.parent),
+        "checkpoints": sorted(os.path.relpath(other, path.parent) for other in run.checkpoints),
     }
     if ranks.world_size > 1:
         ranks.check_same(model=digest_of_module(run.module))
     if ranks.first:
-        ended = run.execution.steps_left == 0
         save(path, tensors, state, None if ended else source.key_bytes())
-        (run.checkpoints.discard if ended else run.checkpoints.add)(Path(path).absolute())
+        if ended:
+            erase_saved_keys(run)
     ranks.wait()
 
 
 def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasState]) -> None:
-    """Put a run, which has not begun, where a checkpoint was made."""
+    """Put a run, which has not begun, where a checkpoint was made; that of the last step has no key any more."""
     if run.execution.steps_done:
         fail(
             f"Expected a run that has not begun, to resume another one. Got one at step {run.execution.steps_done}."
         )
+    path = Path(path).absolute()
     checkpoint = run.ranks.broadcast_object(load(path) if run.ranks.first else None)
-    if checkpoint.key is None:
-        fail(f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that has ended.")
-    state = checkpoint.state
+    state, ended = checkpoint.state, checkpoint.key is None
     check_shape(str(path), state, STATE)
+    if ended and state["steps_done"] < run.plan.steps:
+        fail(
+            f"Expected the checkpoint of a run that can go on. {str(path)!r} is of one that was closed after "
+            f"{state['steps_done']} steps, and its key was erased. Begin a new run."
+        )
     # First the key: the fingerprints of private data are keyed with it.
-    run.execution.use_source(RandomSource.from_key(checkpoint.key, **_source_options(state["source"])))
-    check_same_run(state["run"], describe_run(run), place=str(path))
+    run.execution.use_source(RandomSource.of_run(checkpoint.key, **_source_options(state["source"])))
+    now = describe_run(run, without_key=ended)
+    check_same_run({name: state["run"].get(name) for name in now}, now, place=str(path))
     if state["steps_done"] > run.plan.steps:
         fail(
             f"Expected {path}: steps_done up to the plan's {run.plan.steps} steps. Got {state['steps_done']}."
@@ -105,17 +116,29 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
     _check_optimizer(run.optimizer.original, state["run"]["optimizer"], place=str(path))
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
-    _take_up_journal(run, Path(path), state)
-    run.checkpoints.add(Path(path).absolute())
+    run.before.update(state.get("verdict") or {})
+    run.checkpoints.update(_beside(path, name) for name in (path.name, *(state.get("checkpoints") or ())))
+    if not ended:
+        _take_up_journal(run, path, state)
+    elif run.ranks.first:  # in case the run was killed just before it did
+        if state.get("journal") is not None:
+            _beside(path, state["journal"]).unlink(missing_ok=True)
+        erase_saved_keys(run)
+
+
+def _beside(path: Path, name: str) -> Path:
+    return Path(os.path.normpath(path.parent / name))
 
 
 def _source_options(saved: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: saved.get(name) for name in ("secure", "seeded", "algorithm")}
+    return {name: saved.get(name) for name in ("secure", "seeded", "algorithm", "name")}
 
 
 def _take_up_journal(run: Run, path: Path, state: Mapping[str, Any]) -> None:
     """Go on with the run's journal, which has to know at least the steps that it knew when the checkpoint was made."""
-    journal = path.parent / state["journal"]
+    if state.get("journal") is None:
+        fail(f"Expected the name of the run's journal in the checkpoint {str(path)!r}. Got none.")
+    journal = _beside(path, state["journal"])
     found = run.ranks.broadcast_object(
         count_entries(journal) if run.ranks.first else None
     )  # as rank 0 sees it
@@ -178,25 +201,35 @@ def _check_optimizer(optimizer: Optimizer, saved: Any, *, place: str) -> None:
 
 def erase_saved_keys(run: Run) -> None:
     """Erase the key from every checkpoint of the run, which has ended: nobody is to repeat its noise."""
-    for path in run.checkpoints if run.ranks.first else ():
+    for path in sorted(run.checkpoints) if run.ranks.first else ():
         if path.exists():
-            erase_key(path)
+            erase_key(path, only=run.execution.source.name)
     run.checkpoints.clear()
+    run.journal.close(remove=True)
 
 
-def describe_run(run: Run) -> dict[str, Any]:
-    """Name what the run depends on, apart from the model's parameters: a resume must agree with all of it."""
-    # The digests of private data are keyed: without the key nobody can check a guess.
-    key = run.execution.source.key_bytes()
-    return {
+def describe_run(run: Run, *, without_key: bool = False) -> dict[str, Any]:
+    """Name what the run depends on, apart from the model's parameters: a resume must agree with all of it.
+
+    Without the key, as after the last step, what can be compared no more is left out: nothing is computed from the
+    data then.
+    """
+    described = {
         "plan": run.plan.digest,
-        "people": fingerprint_data((run.level_of_person, *run.records_of_people), key=key),
-        "data": run.records.fingerprint(key),
         "model": describe_model(run.module),
         "optimizer": describe_optimizer(run.optimizer.original),
         "options": run.options,
-        "compiled code": run.ranks.broadcast_object(native.description()),
         "number of ranks": run.ranks.world_size,
+    }
+    if without_key:
+        return described
+    # The digests of private data are keyed: without the key nobody can check a guess.
+    key = run.execution.source.key_bytes()
+    return {
+        **described,
+        "people": fingerprint_data((run.level_of_person, *run.records_of_people), key=key),
+        "data": run.records.fingerprint(key),
+        "compiled code": run.ranks.broadcast_object(native.description()),
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.engine.checks.collation import collation_is_unseen
+from pdpsgd.sampling.source import RandomSource
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,6 +48,9 @@ class Run:
     many_records: ManyRecords | None = None
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
+    before: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the part before an interruption said of itself
 
     @property
     def records_of_people(self) -> tuple[IntArray, ...]:
@@ -59,4 +63,15 @@ class Run:
     def unseen_code(self) -> list[str]:
         """What the guards could not see through, one short description each."""
         collation = ["collate_fn"] if collation_is_unseen(self.records) else []
-        return [*self.first_batches.unseen, *collation]
+        return list(
+            dict.fromkeys([*self.before.get("unseen_code", ()), *self.first_batches.unseen, *collation])
+        )
+
+    @property
+    def test_double(self) -> bool:
+        """Whether noise did not come from a `RandomSource` as it is."""
+        return bool(
+            self.before.get("test_double")
+            or self.optimizer.release.is_double
+            or type(self.execution.source) is not RandomSource
+        )

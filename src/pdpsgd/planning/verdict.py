@@ -108,7 +108,7 @@ def verdict(
     Args:
         plan: the plan that was executed.
         verified: whether the plan was verified; None: whether this process computed or verified it.
-        seeded: samples and noise come from a seed that somebody knows.
+        seeded: samples and noise come from a seed, or a key, that somebody knows.
         weak_generator: name of the generator of samples and noise, if it is not cryptographic.
         test_double: noise was left out, recorded or injected, as tests do.
         schema_from_data: ranges, categories or classes were learned from the private data.
@@ -123,7 +123,7 @@ def verdict(
     """
     circumstances = {
         "seeded": seeded
-        and "Samples and noise come from a seed, so that who knows it can subtract the noise.",
+        and "Samples and noise come from a seed or a key that was given: who knows it can subtract the noise.",
         "weak-generator": weak_generator is not None
         and f"Samples and noise come from {weak_generator}, which is not cryptographic: its output can be predicted.",
         "test-double": test_double and "Noise was left out, recorded or injected, as in a test.",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -41,22 +41,27 @@ class RandomSource:
 
     Guarantee: draws and noise have the distribution that the plan was proven for, as far as words look uniform and
     independent to somebody without the key. That holds if `cryptographic` (AES or SHAKE is not broken) and not `seeded`
-    (a key made of a seed can be guessed). Otherwise, what was trained is not for release.
+    (a key made of a seed can be guessed, and one that was given is known). Otherwise, what was trained is not for
+    release.
 
     Attributes:
-        seeded: Whether the key was made of a seed.
+        seeded: Whether somebody may know the key: it was made of a seed, or given.
         algorithm: The generator's name, as checkpoints record it.
+        name: The key's name, which tells it from other keys, and nothing else.
     """
 
     seeded: bool
     algorithm: str
+    name: str
 
     def __init__(self, key: bytes, *, secure: bool, seeded: bool, algorithm: str | None = None) -> None:
         if len(key) != KEY_BYTES:
             fail(f"Expected a key of {KEY_BYTES} bytes. Got {len(key)} bytes.")
         self._key = bytearray(key)
         self._erased = False
+        self._taken = False
         self._next_noise_step = 0
+        self.name = name_of_key(key)
         self.seeded = seeded
         self.algorithm = choose_algorithm(secure=secure, wanted=algorithm)
 
@@ -73,18 +78,44 @@ class RandomSource:
         return cls(_derive(b"", str(int(seed)).encode(), purpose="seed"), secure=secure, seeded=True)
 
     @classmethod
-    def from_key(
-        cls, key: bytes, *, secure: bool = True, seeded: bool = False, algorithm: str | None = None
+    def from_key(cls, key: bytes, *, secure: bool = True, algorithm: str | None = None) -> RandomSource:
+        """Make a source with a key that the caller knows: reproducible, so not for release."""
+        return cls(key, secure=secure, seeded=True, algorithm=algorithm)
+
+    @classmethod
+    def of_run(
+        cls,
+        key: bytes | None,
+        *,
+        secure: bool,
+        seeded: bool,
+        algorithm: str | None = None,
+        name: str | None = None,
     ) -> RandomSource:
-        """Make the source that a checkpoint was made with.
+        """Make the source of a run again: from its own checkpoint, or on another rank.
 
         Args:
-            key: The secret key.
+            key: The run's key; None if it was erased.
             secure: Whether the generator is cryptographic.
-            seeded: Whether the key was made of a seed.
+            seeded: Whether somebody may know the key, as was recorded with it.
             algorithm: The recorded generator; going on with another one is refused.
+            name: The name of a key that was erased.
         """
-        return cls(key, secure=secure, seeded=seeded, algorithm=algorithm)
+        source = cls(key or bytes(KEY_BYTES), secure=secure, seeded=seeded, algorithm=algorithm)
+        if key is None:
+            source.erase()
+            source.name = name or ""
+        return source
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What may be known of the source, and suffices, with the key, for `of_run`."""
+        return {
+            "secure": self.secure,
+            "seeded": self.seeded,
+            "algorithm": self.algorithm,
+            "name": self.name,
+        }
 
     @property
     def cryptographic(self) -> bool:
@@ -101,6 +132,16 @@ class RandomSource:
         if self._erased:
             fail("Expected a random source that is still in use. Its key was erased when its run ended.")
         return bytes(self._key)
+
+    def take(self) -> RandomSource:
+        """Give the source to a run, once: in a second run the same noise would be used on other gradients."""
+        if self._taken:
+            fail("Expected a new random source for every run. Got one that a run has taken before.")
+        self._taken = True
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        fail("Expected one random source per run, with a key of its own. Got a request for a copy.")
 
     def erase(self) -> None:
         """Forget the key; every later use is refused."""
@@ -200,7 +241,14 @@ class RandomSource:
         return generator_of(self.algorithm, _derive(self.key_bytes(), place, purpose=purpose))
 
     def __repr__(self) -> str:
-        return f"RandomSource({self.algorithm}, {'seeded: not for release' if self.seeded else 'secret key'})"
+        return (
+            f"RandomSource({self.algorithm}, {'known key: not for release' if self.seeded else 'secret key'})"
+        )
+
+
+def name_of_key(key: bytes) -> str:
+    """Return a name for a key, from which nothing can be told about it."""
+    return _derive(key, b"", purpose="name").hex()[:32]
 
 
 def _check_release(quantized: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:

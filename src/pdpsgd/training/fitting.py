@@ -14,7 +14,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.engine.checkpoints import erase_key
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.distributed import is_first_rank
 from pdpsgd.engine.fingerprints import digest_of_module
@@ -249,7 +248,10 @@ def fit(
                 checkpoint_every=chosen.checkpoint_every,
                 progress=chosen.progress,
             )
-            return _finish(trainer, inputs, reservation)
+            try:
+                return _finish(trainer, inputs, reservation)
+            finally:
+                trainer.engine.close()
 
 
 def _in_use(folder: str | os.PathLike[str] | None) -> AbstractContextManager[None]:
@@ -379,7 +381,7 @@ def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]
 def _finish(
     trainer: Trainer, inputs: TrainingInputs, reservation: ReservedRun | None = None
 ) -> TrainingResult:
-    """Put the result together, write it, and forget the key."""
+    """Put the result together and write it; of the key nothing is left on the disk by now."""
     engine, plan, folder = trainer.engine, trainer.plan, trainer.folder
     models = trainer.models()
     engine.ranks.check_same(model=digest_of_module(trainer.model) if engine.ranks.world_size > 1 else "")
@@ -412,8 +414,6 @@ def _finish(
         if promised is not None:
             folder.write_promises(plan, promised)
         folder.write_result(result.to_dict())
-        erase_key(folder.checkpoint)
-    engine.close()
     return result
 
 

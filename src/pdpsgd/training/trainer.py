@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from pdpsgd.budgets.files import ANY, Each, Range, check_shape
 from pdpsgd.engine.batches import call, repeated, to_device
-from pdpsgd.engine.checkpoints import erase_key
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.engine.resuming import check_same_run, check_same_tensors
@@ -188,8 +187,6 @@ class Trainer:
             if resume:
                 fail("Expected run_folder, to know what to resume. Got None.")
             return
-        if folder.finished:
-            erase_key(folder.checkpoint)  # in case the run was killed just before it did
         folder.check_is_free(resume=resume, folder=f"run_folder={str(folder.path)!r}", go_on="resume=True")
 
     # --- the loop ---------------------------------------------------------------------------------------
@@ -209,15 +206,22 @@ class Trainer:
                 self._note_sensitive(engine.steps_taken - 1)
                 if self.average is not None:
                     self.average.update()
+                if not engine.steps_left:
+                    # The model is safe and the key erased before anything else can go wrong.
+                    self._save()
+                    continue
                 done = engine.steps_taken
-                if evaluate_every and (done % evaluate_every == 0 or not engine.steps_left):
+                if evaluate_every and done % evaluate_every == 0:
                     bar.accuracy(self._note(done))
-                bar.step(done, last=not engine.steps_left)
-                if interrupted.is_set() and engine.steps_left:
+                bar.step(done)
+                if interrupted.is_set():
                     self._save()
                     raise KeyboardInterrupt(self._how_to_resume())
                 if self._checkpoint_is_due(done, checkpoint_every):
                     self._save()
+            if evaluate_every:
+                bar.accuracy(self._note(self.plan.steps))
+            bar.step(self.plan.steps, last=True)
         self._write_sensitive()
 
     def _backward(self, batch: Any) -> None:

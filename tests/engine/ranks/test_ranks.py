@@ -66,7 +66,10 @@ class Finished:
         return [json.loads(file.read_text()) for file in files]
 
 
-TASKS = ["compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"]
+TASKS = [
+    *("compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"),
+    *("sources", "noninterference"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +175,28 @@ def test_a_step_that_all_ranks_skip_is_skipped(two_ranks):
     assert first == second
     assert first["error"] is None
     assert first["steps"] == 5
+
+
+def test_key_and_generator_are_those_of_rank_0_and_so_is_what_is_known_of_them(two_ranks):
+    first, second = two_ranks.found("sources")
+    assert first == second
+    assert first["seeded"]["reasons"] == ["seeded"]
+    assert first["secret"]["reasons"] == []
+
+
+@pytest.mark.parametrize("how", ["in one go", "resumed"])
+def test_ranks_publish_nothing_of_a_record_that_was_never_sampled(two_ranks, how):
+    first, second = two_ranks.found("noninterference")
+    assert {"model.safetensors", "result.json", "plan.json", "settings.json"} <= set(first[how]["before"])
+    for one in (first, second):
+        assert one[how]["unseen"] == one[how]["before"]
+        assert one[how]["seen"]["model"] != one[how]["before"]["model"]
+
+
+@pytest.mark.parametrize("how", ["in one go", "resumed"])
+def test_ranks_publish_nothing_but_what_follows_from_the_noised_sums(two_ranks, how):
+    for one in two_ranks.found("noninterference"):
+        assert one[how]["replayed"] == one[how]["recorded"]
 
 
 def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -16,11 +19,13 @@ from torch.utils.data import Dataset
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.fingerprints import digest_of_module
+from pdpsgd.engine.noising import Injecting, Recording, released_by
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.source import RandomSource
 
 
 def make_plan(*, people=(20, 11), rates=(0.3, 0.6), steps=8, noise=1.0, clip_scales=(1.0, 0.5)):
@@ -41,6 +46,8 @@ PLANS = {
     "nobody": make_plan(rates=(1e-9, 1e-9)),
     "one person": make_plan(people=(1,), rates=(0.5,), clip_scales=(1.0,), steps=12),
 }
+
+SELDOM = make_plan(rates=(0.1, 0.2), steps=8)
 
 
 def make_data(people):
@@ -214,6 +221,94 @@ def forfeit(folder):
     return found
 
 
+def sources(folder):
+    """Rank 1 is told another seed and another generator than rank 0."""
+    rank = int(os.environ["RANK"])
+    found = {}
+    for name, options in {
+        "seeded": ({"seed": 5}, {"seed": None, "secure": False}),
+        "secret": ({"seed": None}, {"seed": 5}),
+    }.items():
+        engine = train(make_private(PLANS["some"], **options[rank]))
+        codes = [reason.code for reason in engine.verdict().reasons]
+        found[name] = {
+            "weights": weights(engine),
+            "algorithm": engine.source.algorithm,
+            "reasons": codes,
+        }
+    return found
+
+
+def published_by_fit(folder, data, *, interrupted=False):
+    """Train in one call, and give back everything that is public."""
+    from pdpsgd.training import progress, trainer
+
+    for module in (trainer, progress):  # how long a run takes is no secret that the promise is about
+        module.time = SimpleNamespace(monotonic=lambda: 0.0)
+    plan = SELDOM
+    told = {"inputs": data[0], "targets": data[1], "run_folder": folder, "learning_rate": 0.5}
+    if interrupted:
+        with contextlib.suppress(Crash):
+            call_fit(plan, schedule=crash_at(0.6), **told)
+        told["resume"] = True
+    result = call_fit(plan, schedule=crash_at(2.0), **told)
+    first = os.environ["RANK"] == "0"  # which writes the files, while others go on
+    files = sorted(path for path in (folder / "public").rglob("*") if first and path.is_file())
+    content = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {**content, "model": digest_of_module(result.model), "verdict": result.verdict.to_dict()}
+
+
+class Crash(Exception):
+    """The machine goes down."""
+
+
+def crash_at(share):
+    def schedule(done):
+        if done > share:
+            raise Crash
+        return 1.0 - 0.5 * done
+
+    return schedule
+
+
+def never_sampled(plan, *, seed, world_size):
+    """Those whom no rank samples in any step."""
+    levels = np.repeat(np.arange(len(plan.levels)), [level.people for level in plan.levels])
+    samplers = [
+        PoissonSampler(plan, levels, RandomSource.from_seed(seed), rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    sampled = {int(one) for sampler in samplers for step in range(plan.steps) for one in sampler.draw(step)}
+    return [person for person in range(plan.people) if person not in sampled]
+
+
+def noninterference(folder):
+    """Somebody who is never sampled has another record; then all have other records, under recorded sums."""
+    plan, world_size = SELDOM, int(os.environ["WORLD_SIZE"])
+    inputs, targets = make_data(plan.people)
+    unseen = never_sampled(plan, seed=5, world_size=world_size)
+    other = inputs.clone()
+    other[unseen[0]] = -1e6
+    seen = inputs.clone()
+    seen[next(person for person in range(plan.people) if person not in unseen)] = -1e6
+    found = {}
+    for name, interrupted in {"in one go": False, "resumed": True}.items():
+        runs = {"before": inputs, "unseen": other, "seen": seen}
+        found[name] = {
+            run: published_by_fit(folder / name / run, (data, targets), interrupted=interrupted)
+            for run, data in runs.items()
+        }
+        recorded = Recording()
+        with released_by(recorded):
+            found[name]["recorded"] = published_by_fit(folder / name / "recorded", (inputs, targets))
+        with released_by(Injecting(recorded.noised)):
+            others = (inputs * 3 - 7, targets.roll(1))
+            found[name]["replayed"] = published_by_fit(
+                folder / name / "replayed", others, interrupted=interrupted
+            )
+    return found
+
+
 def die(folder):
     engine = make_private(make_plan(steps=200), seed=5)
     try:
@@ -228,27 +323,26 @@ def die(folder):
     return {"error": None}
 
 
-def fit(folder):
+def call_fit(plan, *, inputs, targets, **options):
     from pdpsgd.training.fitting import fit as train_in_one_call
 
-    plan = PLANS["some"]
-    generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(plan.people, 5, generator=generator)
     torch.manual_seed(3)
-    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
-    budgets = Budgets([level.epsilon for level in plan.levels for _ in range(level.people)])
-    result = train_in_one_call(
-        module,
-        (inputs, torch.arange(plan.people) % 3),
-        budgets,
+    return train_in_one_call(
+        nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
+        (inputs, targets),
+        Budgets([level.epsilon for level in plan.levels for _ in range(level.people)]),
         plan=plan,
         seed=5,
-        learning_rate=0.5,
-        test_data=(inputs, torch.arange(plan.people) % 3),
-        run_folder=folder / "run",
         checkpoint_every=3,
         progress=False,
+        **options,
     )
+
+
+def fit(folder):
+    inputs, targets = make_data(PLANS["some"].people)
+    told = {"inputs": inputs, "targets": targets, "test_data": (inputs, targets), "learning_rate": 0.5}
+    result = call_fit(PLANS["some"], run_folder=folder / "run", **told)
     return {"digest": digest_of_module(result.model), "accuracy": result.accuracy}
 
 
