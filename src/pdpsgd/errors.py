@@ -66,6 +66,13 @@ def check_positive(**values: float) -> None:
             fail(f"Expected {name} > 0 and finite. Got {name}={shown(value)}.")
 
 
+def check_not_negative(**values: float) -> None:
+    """Check that each keyword's value is a finite number of at least zero."""
+    for name, value in values.items():
+        if not (_is_finite(value) and value >= 0):
+            fail(f"Expected {name} >= 0 and finite. Got {name}={shown(value)}.")
+
+
 def check_probability(**values: float) -> None:
     """Check that each keyword's value lies in [0, 1]."""
     for name, value in values.items():

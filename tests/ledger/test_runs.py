@@ -132,6 +132,76 @@ def test_a_resumed_run_is_charged_once_and_the_older_process_stops(ledger: Ledge
     assert ledger.check().passed
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_has_started_may_be_resumed_after_somebody_withdrew(ledger: Ledger, killed: bool) -> None:
+    """A change of mind holds for every start after it; a run that is under way ends as it is."""
+    ledger.enroll(people(1.0))
+    plan = everybody_in_every_step(["p0"], 0.1)
+    started, reserved = ledger.reserve(plan).number, ledger.reserve(plan).number
+    attempt = ledger.start(started)
+    if killed:
+        ledger.kill(started, attempt)
+    spent = ledger.person("p0").spent_epsilon
+    ledger.consent(people(0.0))
+    with pytest.raises(PdpsgdError, match=f"Run {reserved} was reserved, but"):
+        ledger.start(reserved)
+    ledger.finish(started, ledger.resume(started))
+    assert ledger.person("p0").spent_epsilon == spent
+    assert ledger.check().passed
+
+
+NOT_A_NUMBER, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [
+        *((value, 1e-9) for value in (NOT_A_NUMBER, INFINITE, -1.0, "x", None)),
+        *((0.1, value) for value in (NOT_A_NUMBER, INFINITE, -1.0, 2.0, "x", None)),
+    ],
+)
+def test_declared_figures_that_are_none_are_refused(in_file: Ledger, epsilon: float, delta: float) -> None:
+    in_file.enroll(people(1.0))
+    with pytest.raises(PdpsgdError, match=r"Expected .*(epsilon|delta).*Got"):
+        in_file.reserve_declared(epsilon, delta)
+    assert in_file.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("orders", "rho", "d"),
+    [
+        *(([2.0], [value], 1e-9) for value in (NOT_A_NUMBER, INFINITE, -0.1, "x")),
+        *(([value], [0.1], 1e-9) for value in (NOT_A_NUMBER, INFINITE, 1.0, 0.5, "x")),
+        *(([2.0], [0.1], value) for value in (NOT_A_NUMBER, INFINITE, -1.0, "x")),
+        ([], [], 1e-9),  # nothing is known of the run: it was charged nothing
+        ([2.0, 3.0], [0.1], 1e-9),
+    ],
+)
+def test_divergences_that_are_none_are_refused(
+    in_file: Ledger, orders: list[float], rho: list[float], d: float
+) -> None:
+    in_file.enroll(people(1.0))
+    with pytest.raises(PdpsgdError, match=r"Expected .*Got"):
+        in_file.reserve_renyi(orders, rho, d=d)
+    assert in_file.runs() == []
+
+
+def test_other_figures_that_are_none_are_refused(in_file: Ledger) -> None:
+    for value in (NOT_A_NUMBER, INFINITE, -1.0):
+        with pytest.raises(PdpsgdError, match="set_aside >= 0 and finite"):
+            in_file.enroll(people(1.0), set_aside=value)
+    in_file.enroll(people(4.0), set_aside=0.5)
+    for number in (NOT_A_NUMBER, INFINITE, -1, 0, 2**70, None, "x", 99):
+        for use in (in_file.start, in_file.resume, in_file.cancel, in_file.run, in_file.plan_of):
+            with pytest.raises(PdpsgdError, match="run"):
+                use(number)
+    with pytest.raises(PdpsgdError, match="list of ids"):
+        in_file.offer(people=5)
+    assert in_file.reserve_declared(0.1, 1e-9).people == 1
+    assert in_file.reserve_renyi([2.0, 64.0], [1e-5, 3e-4], d=1e-7).people == 1
+    assert in_file.check().passed
+
+
 def test_real_spending_changes_no_charge_and_is_never_shown(in_file: Ledger) -> None:
     """A run that ends after one step, one that is killed and one that is done are told alike."""
     in_file.enroll(people(2.0, 2.0, 2.0))

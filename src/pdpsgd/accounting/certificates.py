@@ -23,7 +23,7 @@ from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.gaussian import for_distinct, gaussian_delta, gaussian_epsilon, gaussian_mu
 from pdpsgd.accounting.history import Exposure, History, simplify
 from pdpsgd.accounting.rdp import RdpAccountant
-from pdpsgd.errors import check_positive, check_probability, fail
+from pdpsgd.errors import check_not_negative, check_positive, check_probability, fail, shown
 
 KAPPA = 0.1
 """The share of delta that is set aside for what Gaussians do not cover, the d of certificates."""
@@ -161,8 +161,8 @@ def certificate_of_declared(epsilon: float, delta: float) -> Certificate:
     >>> round(certificate_of_declared(1.0, 0.0).mu, 3)
     1.232
     """
-    if not epsilon >= 0:
-        fail(f"Expected epsilon >= 0. Got {epsilon!r}.")
+    if epsilon != math.inf:
+        check_not_negative(epsilon=epsilon)
     check_probability(delta=delta)
     mu = -2 * float(ndtri(1 / (1 + math.exp(epsilon)))) if epsilon < 700 else math.inf
     return Certificate(mu * (1 + MARGIN), delta)
@@ -368,12 +368,21 @@ def certificate_of_renyi(orders: npt.ArrayLike, rho: npt.ArrayLike, *, d: float)
     right one is held against s of the left one.
     """
     check_probability(d=d)
-    alphas, rhos = np.broadcast_arrays(np.asarray(orders, dtype=float), np.asarray(rho, dtype=float))
-    alphas, rhos = np.atleast_1d(alphas), np.atleast_1d(rhos)
-    if not (alphas > 1).all():
-        fail(f"Expected Renyi orders above 1. Got {float(alphas.min())!r}.")
+    try:
+        alphas, rhos = (np.atleast_1d(np.asarray(stated, dtype=float)) for stated in (orders, rho))
+    except (TypeError, ValueError):
+        fail(f"Expected Renyi orders and divergences to be numbers. Got {shown(orders)} and {shown(rho)}.")
+    if alphas.ndim != 1 or alphas.shape != rhos.shape or not alphas.size:
+        fail(
+            "Expected at least one Renyi order, and a divergence for each. Got "
+            f"{alphas.size} orders and {rhos.size} divergences."
+        )
+    if not (alphas > 1).all() or np.isinf(alphas).any():
+        fail(
+            f"Expected finite Renyi orders above 1. Got {float(alphas[~(alphas > 1) | np.isinf(alphas)][0])!r}."
+        )
     if not (rhos >= 0).all():
-        fail(f"Expected Renyi divergences of at least 0. Got {float(rhos.min())!r}.")
+        fail(f"Expected Renyi divergences of at least 0. Got {float(rhos[~(rhos >= 0)][0])!r}.")
     if not rhos.any():
         return Certificate(0.0, d)
     if d <= 0:

@@ -15,6 +15,7 @@ from pdpsgd.accounting.certificates import (
     certificate_of_renyi,
 )
 from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.errors import check_not_negative, check_probability
 from pdpsgd.ledger.amounts import LARGEST, UNIT_B, UNIT_D, charge
 from pdpsgd.ledger.log import canonical
 from pdpsgd.planning.certificate_check import certificate_holds
@@ -57,7 +58,9 @@ def charges_of_plan(plan: Plan, *, share_of_d: float | None = None) -> list[Char
 
 def declared(epsilon: float, delta: float, *, from_set_aside: bool) -> Charge:
     """Compute the charge of another system's (epsilon, delta)-DP run: from what was set aside, or from b."""
-    stated = canonical({"epsilon": epsilon, "delta": delta, "set_aside": from_set_aside})
+    check_not_negative(epsilon=epsilon)
+    check_probability(delta=delta)
+    stated = canonical({"epsilon": float(epsilon), "delta": float(delta), "set_aside": from_set_aside})
     if from_set_aside:
         return Charge("declared", 0.0, 0, charge(delta, UNIT_D), charge(epsilon, UNIT_B), stated)
     return _of(certificate_of_declared(epsilon, delta), "declared", stated)
@@ -65,8 +68,11 @@ def declared(epsilon: float, delta: float, *, from_set_aside: bool) -> Charge:
 
 def renyi(orders: Sequence[float], rho: Sequence[float], *, d: float) -> Charge:
     """Compute the charge of a run of which only Renyi divergences are known, both ways."""
-    stated = canonical({"orders": [float(x) for x in orders], "rho": [float(x) for x in rho], "d": d})
-    return _of(certificate_of_renyi(orders, rho, d=d), "renyi", stated)
+    found = certificate_of_renyi(orders, rho, d=d)  # which checks them
+    for divergence in rho:
+        check_not_negative(rho=divergence)
+    stated = canonical({"orders": [float(x) for x in orders], "rho": [float(x) for x in rho], "d": float(d)})
+    return _of(found, "renyi", stated)
 
 
 def is_confirmed(kind: str, mu: float, b: int, d: int, e: int, exposures: str) -> bool:

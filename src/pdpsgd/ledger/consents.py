@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select, update
 from pdpsgd._typing import FloatArray, IdArray, IntArray
 from pdpsgd.accounting.certificates import allowance
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, shown
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import Amounts, allowed
 from pdpsgd.ledger.database import columns, insert
@@ -227,6 +227,8 @@ def _places_of(connection: Connection, ids: IdArray) -> IntArray:
 
 def texts_of(connection: Connection, ids: IdArray) -> IdArray:
     """Write ids as the ledger keeps them; refuse numbers among text, and the other way round."""
+    if np.asarray(ids).ndim != 1:
+        fail(f"Expected a list of ids. Got {shown(ids)}.")
     kind = "numbers" if np.asarray(ids).dtype.kind in "iu" else "text"
     known = id_kind(connection)
     if known and kind != known:

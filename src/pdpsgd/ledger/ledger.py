@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.accounting.certificates import KAPPA
 from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import check_probability, fail
+from pdpsgd.errors import check_not_negative, check_probability, fail
 from pdpsgd.ledger import charges, consents, reservations, schema, views
 from pdpsgd.ledger.amounts import UNLIMITED
 from pdpsgd.ledger.checking import check
@@ -106,6 +106,7 @@ class Ledger:
             The number of people in the ledger.
         """
         check_probability(kappa=kappa)
+        check_not_negative(set_aside=set_aside)
         with self._database.writing() as connection:
             return consents.enroll(connection, budgets, kappa=kappa, set_aside=set_aside)
 
@@ -415,6 +416,7 @@ class Ledger:
 
     def run(self, number: int) -> Run:
         """Return one run."""
+        reservations.check_number(number)
         with self._database.reading() as connection:
             return reservations.read_runs(connection, number)[0]
 
@@ -427,6 +429,7 @@ class Ledger:
 
     def plan_of(self, run: int, *, with_people: bool = False) -> Plan:
         """Return the plan that was reserved, without its people unless they are asked for; not verified again."""
+        reservations.check_number(run)
         with self._database.reading() as connection:
             query = select(schema.runs.c.plan).where(schema.runs.c.number == run)
             text = connection.execute(query).scalar()

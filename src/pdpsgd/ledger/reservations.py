@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import Connection, func, select, update
 
 from pdpsgd._typing import IntArray
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, shown
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
 from pdpsgd.ledger.charges import Charge
@@ -213,7 +213,14 @@ def _people_of(connection: Connection, run: int) -> int:
     return sum(int((part != schema.NOT_THERE).sum()) for part in parts)
 
 
+def check_number(run: int) -> None:
+    """Refuse what cannot be the number of a run."""
+    if isinstance(run, bool) or not isinstance(run, int | np.integer) or not 0 < run < 2**31:
+        fail(f"Expected a run of the ledger. There is no run {shown(run)}.")
+
+
 def _row(connection: Connection, run: int) -> Any:
+    check_number(run)
     r = schema.runs.c
     row = connection.execute(select(r.number, r.state, r.attempt).where(r.number == run)).one_or_none()
     if row is None:
