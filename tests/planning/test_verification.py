@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -117,6 +118,64 @@ def test_extreme_plans_are_refused_or_proven_and_never_end_in_a_raw_error(
     mu = math.sqrt(steps) / sigma
     chance = pi * min(1.0, steps * q)
     assert chance <= delta or gaussian(mu, found.epsilon[0]) * 0.999 <= delta or mu > 30
+
+
+def scaled_plan(*rounds: tuple[float, float, float, float, int], epsilon: float, delta: float) -> Plan:
+    """Rounds with a clip scale each, between rate's noise and steps."""
+    made = tuple(Round(steps, sigma, 1000 * pi * q, (pi,), (q,), (c,)) for pi, q, sigma, c, steps in rounds)
+    return Plan("pdp-sgd-exact", (Level(epsilon, delta, 1000),), made)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "delta"),
+    [
+        ([(0.0212, 0.36, 0.1, 0.972, 10)], 3e-9),
+        ([(1 - 1e-16, 0.5, 0.684, 0.21, 1)], 1.8e-3),
+        ([(0.5, 0.0019, 1e-160, 1e155, 1)], 1e-7),
+        # Places on the grid that no int64 counts.
+        ([(2.1e-43, 5.6e-5, 2e62, 1e-3, 10)], 1.8e-249),
+        ([(0.045, 1.9e-8, 9e137, 8.8e103, 10)], 1e-176),
+        ([(0.12, 1.0, 1.05, 3.6e-56, 1), (1.0, 4.3e-64, 5.2e-3, 1.0, 5878)], 2.8e-102),
+        ([(1.0, 1.0, 0.42, 7.8e-20, 10), (0.54, 1.1e-7, 3e-3, 1.1e-85, 61826231924568)], 9e-258),
+    ],
+)
+@pytest.mark.parametrize("epsilon", [1.0, 100.0])
+def test_plans_that_once_ended_in_a_raw_error_are_proven_or_refused(
+    rounds: list[tuple[float, float, float, float, int]], delta: float, epsilon: float
+) -> None:
+    with contextlib.suppress(PdpsgdError):
+        assert scaled_plan(*rounds, epsilon=epsilon, delta=delta).verify().kept
+
+
+@pytest.mark.parametrize("number", range(25))
+def test_random_extremes_are_proven_or_refused(number: int) -> None:
+    """The figures of each plan are spread over all of double precision."""
+    rng = np.random.default_rng([4, number])
+
+    def power(low: float, high: float) -> float:
+        return float(10 ** rng.uniform(low, high))
+
+    rounds = [
+        (
+            float(rng.choice([1.0, power(-8, 0), 1 - power(-16, -1), power(-300, 0)])),
+            float(rng.choice([1.0, power(-8, 0), 1 - power(-16, -1), power(-300, 0)])),
+            float(rng.choice([power(-2, 2), power(-160, 160), power(-3, -1)])),
+            float(rng.choice([1.0, power(-3, 0), power(-160, 155)])),
+            int(rng.choice([1, 10, int(power(0, 6)), int(power(0, 15))])),
+        )
+        for _ in range(rng.integers(1, 4))
+    ]
+    delta = float(rng.choice([power(-9, -2), power(-300, 0)]))
+    with contextlib.suppress(PdpsgdError):
+        assert scaled_plan(*rounds, epsilon=power(-3, 2), delta=delta).verify().kept
+
+
+def test_a_promise_slightly_too_small_is_refused_and_one_slightly_larger_is_kept() -> None:
+    """Only a finer grid tells them apart."""
+    exposure = (1.0, 1.0, 10.0, 100)
+    with pytest.raises(PromiseBroken, match=r"cost 4\.37"):
+        plan_of(exposure, epsilon=4.377178 * (1 - 1e-6), delta=1e-5).verify()
+    assert plan_of(exposure, epsilon=4.377178 * (1 + 1e-4), delta=1e-5).verify().kept
 
 
 @pytest.mark.parametrize("steps", [10**30, 10**400, 2**53 + 1])

@@ -30,6 +30,8 @@ GRID_POINTS = (16, 64)
 """Per standard deviation of a step's loss: first try, and second try before a plan is called wrong."""
 AGREEMENT = 2e-3
 """How far a plan's proven epsilon may lie below this accountant's before it is called a false claim."""
+FAR = 2.0
+"""Beyond so many times what is promised or claimed, a finer grid cannot bring the answer back."""
 MOST_POINTS = 1 << 16
 """Per grid point of a standard deviation; a grid with more is made coarser instead, which only ever overstates."""
 CUT_OFF = 1e-7
@@ -81,7 +83,7 @@ def verify(levels: Sequence[Level], rounds: Sequence[Round]) -> Verification:
             claim = math.inf if level.proven_epsilon is None else level.proven_epsilon
             broken = exposed and not epsilon <= level.epsilon
             false = claim < epsilon * (1 - AGREEMENT) - 1e-6
-            if not (broken or false):
+            if not (broken or false) or epsilon > FAR * (min(claim, level.epsilon) + AGREEMENT):
                 break
         if broken:
             raise PromiseBroken(
@@ -126,7 +128,9 @@ def epsilon_upper_bound(history: History, delta: float, *, points: int = GRID_PO
     try:
         with np.errstate(all="ignore"):
             found = [_epsilon_in_direction(counted, left, points, removing) for removing in (True, False)]
-    except (ArithmeticError, MemoryError) as error:
+    except PdpsgdError:
+        raise
+    except (ArithmeticError, MemoryError, TypeError, ValueError) as error:  # the latter two of grids beyond int64
         raise PdpsgdError(
             f"Expected rounds that double precision can verify. Got {_shown(counted)} at delta={delta:g}: "
             f"{type(error).__name__}."

@@ -1,0 +1,221 @@
+"""The verifier against the planner against closed forms, on thousands of random plans, participation included.
+
+    python bench/verifier.py [--plans 10000] [--seed 7] [--record verifier.jsonl] [--summary FILE.json]
+
+Nine of ten plans are one person's rounds, drawn as the tests draw them (`tests/planning/closed_forms.py`): full
+batches, participation, one subsampled step with and without participation, each with a closed form for both directions,
+and several rounds without one. The verifier's epsilon is compared with the closed form, and with the planner's
+accountant (for one step with participation, where that takes seconds, one plan in four). One plan in twenty is held
+against dp-accounting's own accountant, called directly, where it knows the rounds; for one in four, a promise slightly
+below the closed form has to be refused. Every tenth plan is made by `pdpsgd.plan` for random budgets and a random
+mechanism, and has to be verified.
+
+Every plan adds a line to the record; a run that was stopped goes on where it was. The summary has counts and the
+lowest and highest ratios. "Below" counts ratios under 1 by more than rounding: there must be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import dp_accounting
+from dp_accounting import pld
+
+from pdpsgd import Budgets, Level, PdpsgdError, Plan, PromiseBroken, Round, plan
+from pdpsgd.accounting.history import History
+from pdpsgd.accounting.registry import accountant
+from pdpsgd.planning.mechanisms.registry import MECHANISMS
+from pdpsgd.planning.verification import epsilon_upper_bound
+from tests.planning.closed_forms import Case, draw
+
+ROUNDING, SMALL = 1e-9, 1e-5  # ratios are of epsilon + SMALL, so that nearly nothing over nothing counts as 1
+
+
+def examine(seed: int, number: int) -> dict[str, Any]:
+    """Draw plan `number` and compare."""
+    rng = np.random.default_rng([seed, number])
+    start = time.process_time()
+    found = _planned(rng) if number % 10 == 9 else _stated(draw(rng), number)
+    return {"number": number, **found, "seconds": round(time.process_time() - start, 3)}
+
+
+def _stated(case: Case, number: int) -> dict[str, Any]:
+    verified = _answer(lambda: epsilon_upper_bound(case.history, case.delta))
+    found = {"kind": case.kind, "verifier": verified, "exact": case.epsilon}
+    if case.kind != "one step, participation" or number % 4 == 0:
+        found["planner"] = _answer(lambda: accountant("pld").epsilon(case.history, case.delta))
+    if number % 20 == 0 and all(e.participation == 1 for e in case.history):
+        found["dp-accounting"] = _answer(lambda: _directly(case.history, case.delta))
+    if case.epsilon is not None and case.epsilon > 1e-3 and number % 4 == 1:
+        found["refused below"] = _is_refused(case, case.epsilon * (1 - 1e-6))
+    return found
+
+
+def _answer(compute: Callable[[], float]) -> float | str:
+    try:
+        return float(compute())
+    except PdpsgdError:
+        return "refused"
+    except Exception as error:
+        return f"raw {type(error).__name__}"
+
+
+def _directly(history: History, delta: float) -> float:
+    events = [
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(
+                e.sample_rate, dp_accounting.GaussianDpEvent(e.noise_multiplier)
+            ),
+            e.steps,
+        )
+        for e in history
+    ]
+    account = pld.PLDAccountant(value_discretization_interval=1e-3)
+    return float(account.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta))
+
+
+def _is_refused(case: Case, promise: float) -> bool:
+    rounds = tuple(
+        Round(
+            e.steps,
+            e.noise_multiplier,
+            1000 * e.participation * e.sample_rate,
+            (e.participation,),
+            (e.sample_rate,),
+            (1.0,),
+        )
+        for e in case.history
+    )
+    try:
+        Plan("pdp-sgd-exact", (Level(promise, case.delta, 1000),), rounds).verify()
+    except PromiseBroken:
+        return True
+    return False
+
+
+def _planned(rng: np.random.Generator) -> dict[str, Any]:
+    """Plan for two to five tiers, and verify."""
+    tiers = np.exp(rng.uniform(math.log(0.2), math.log(8), rng.integers(2, 6)))
+    people = int(rng.integers(200, 2000))
+    mechanism = str(rng.choice(sorted(MECHANISMS)))
+    budgets = Budgets(rng.choice(tiers, people), float(np.exp(rng.uniform(math.log(1e-8), math.log(1e-4)))))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = plan(
+                budgets,
+                mechanism=mechanism,
+                steps=int(rng.integers(10, 400)),
+                batch_size=float(rng.uniform(0.01, 0.3)) * people,
+            )
+    except PdpsgdError:
+        return {"kind": "planned", "mechanism": mechanism, "verified": "no plan"}
+    try:
+        found = made.verify()
+    except PdpsgdError:
+        return {"kind": "planned", "mechanism": mechanism, "verified": "refused"}
+    claims = [level.proven_epsilon or 0.0 for level in made.levels]
+    ratios = [(e + SMALL) / (c + SMALL) for e, c in zip(found.epsilon, claims, strict=True)]
+    return {
+        "kind": "planned",
+        "mechanism": mechanism,
+        "verified": "kept",
+        "ratios": [min(ratios), max(ratios)],
+    }
+
+
+def summary(lines: list[dict[str, Any]], *, seed: int) -> dict[str, Any]:
+    """Count, and find the extremes."""
+    kinds = {}
+    for kind in sorted({line["kind"] for line in lines}):
+        mine = [line for line in lines if line["kind"] == kind]
+        found: dict[str, Any] = {"plans": len(mine)}
+        if kind == "planned":
+            for outcome in sorted({line["verified"] for line in mine}):
+                found[outcome] = sum(line["verified"] == outcome for line in mine)
+            both = [ratio for line in mine for ratio in line.get("ratios", ())]
+            found["verifier / planner"] = _extremes(both)
+        else:
+            answers = [x for line in mine for x in (line["verifier"], line.get("planner"))]
+            found["refused"] = sum(x == "refused" for x in answers)
+            found["raw errors"] = sum(isinstance(x, str) and x.startswith("raw") for x in answers)
+            found["infinite"] = sum(x == math.inf for x in answers)
+            for one, other in (
+                ("verifier", "exact"),
+                ("planner", "exact"),
+                ("verifier", "planner"),
+                ("verifier", "dp-accounting"),
+            ):
+                ratios = _ratios(mine, one, other)
+                if ratios:
+                    found[f"{one} / {other}"] = _extremes(ratios)
+                    if other == "exact":
+                        found[f"{one} below"] = sum(ratio < 1 - ROUNDING for ratio in ratios)
+            promised = [line["refused below"] for line in mine if "refused below" in line]
+            found["promises below the closed form"] = {"tried": len(promised), "refused": sum(promised)}
+        kinds[kind] = found
+    seconds = sorted(line["seconds"] for line in lines)
+    return {
+        "command": f"python bench/verifier.py --plans {len(lines)} --seed {seed}",
+        "versions": {name: version(name) for name in ("pdpsgd", "dp-accounting", "numpy", "scipy")},
+        "plans": len(lines),
+        "seconds of a plan (processor): median, largest": [seconds[len(seconds) // 2], seconds[-1]],
+        "kinds": kinds,
+    }
+
+
+def _ratios(lines: list[dict[str, Any]], one: str, other: str) -> list[float]:
+    pairs = [(line.get(one), line.get(other)) for line in lines]
+    numbers = [(a, b) for a, b in pairs if isinstance(a, float) and isinstance(b, float)]
+    return [(a + SMALL) / (b + SMALL) for a, b in numbers if math.isfinite(a) and math.isfinite(b)]
+
+
+def _extremes(ratios: list[float]) -> list[float]:
+    return (
+        [round(min(ratios), 9), round(float(np.median(ratios)), 9), round(max(ratios), 9)] if ratios else []
+    )
+
+
+def main() -> None:
+    """Go on with the record, and write the summary."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plans", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--record", type=Path, default=Path("verifier.jsonl"))
+    parser.add_argument("--summary", type=Path)
+    given = parser.parse_args()
+    lines = (
+        [json.loads(line) for line in given.record.read_text().splitlines()] if given.record.exists() else []
+    )
+    begun = time.monotonic()
+    with given.record.open("a") as record:
+        for number in range(len(lines), given.plans):
+            lines.append(examine(given.seed, number))
+            record.write(json.dumps(lines[-1]) + "\n")
+            record.flush()
+            if number % 50 == 49 or number + 1 == given.plans:
+                seconds = time.monotonic() - begun
+                print(f"\r{number + 1:,} of {given.plans:,} plans, {seconds:,.0f} s", end="", file=sys.stderr)
+    text = json.dumps(summary(lines, seed=given.seed), indent=1)
+    print(f"\n{text}")
+    if given.summary is not None:
+        given.summary.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
