@@ -7,10 +7,12 @@ are released again: every byte is the same, so that the sums are the only way fr
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +21,15 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from torch.utils.data import Dataset
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 from typer.testing import CliRunner
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.budgets.readers import read_columns
 from pdpsgd.cli import app
 from pdpsgd.engine.noising import Injecting, Recording, released_by
+from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.ledger import ledger, log
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.plans import Plan
@@ -192,6 +196,162 @@ def test_fit_publishes_nothing_but_what_follows_from_the_noised_sums(problem, tr
     with released_by(Injecting(recorded.noised)):
         assert train(others, **how) == before
         assert train(others.without("p3").without("p77"), **how) == before
+
+
+# --- own loops, and Lightning -----------------------------------------------------------------------------
+
+
+def packed(tensors: dict[str, Any]) -> bytes:
+    return safetensors.torch.save({name: value.detach().clone() for name, value in tensors.items()})
+
+
+def told_by(engine: PrivacyEngine, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an engine says of itself and leaves in model and optimizer."""
+    return {
+        "model": packed(engine.module.state_dict()),
+        "optimizer": repr(optimizer.state_dict()),
+        "left in the model": [n for n, p in engine.module.named_parameters() if p.grad is not None],
+        "verdict": json.dumps(engine.verdict().to_dict()),
+        "spent": engine.spent(),
+        "steps": (engine.steps_taken, engine.steps_left, len(engine.loader)),
+    }
+
+
+def own_loop(problem: Any, records: Records, folder: Path, *, interrupted: bool) -> dict[str, Any]:
+    """An own loop that publishes the model after every step; one that is interrupted repeats a step."""
+    plan, seen = problem.plan(steps=(3, 3)), []
+
+    def begin() -> PrivacyEngine:
+        model = problem.model()
+        engine = PrivacyEngine()
+        engine.make_private(
+            module=model,
+            optimizer=torch.optim.Adam(model.parameters(), lr=0.1),
+            data_loader=DataLoader(Items(records), batch_size=8),
+            plan=plan,
+            budgets=problem.budgets,
+            record_ids=records.ids,
+            max_physical_batch_size=8,
+            seed=SEED,
+        )
+        return engine
+
+    def train(engine: PrivacyEngine, *, until: int) -> None:
+        for inputs, targets in engine.loader:
+            engine.optimizer.zero_grad()
+            nn.functional.cross_entropy(engine.module(inputs), targets).backward()
+            engine.optimizer.step()
+            if engine.optimizer.took_step:
+                seen.append(packed(engine.module.state_dict()))
+                if engine.steps_taken == 2:
+                    engine.save(folder / "checkpoint")
+                if engine.steps_taken == until:
+                    return
+
+    engine = begin()
+    train(engine, until=4 if interrupted else plan.steps)
+    if interrupted:
+        engine = begin()
+        engine.resume(folder / "checkpoint")
+        train(engine, until=plan.steps)
+    engine.close()
+    return {**told_by(engine, engine.optimizer.original), "steps' models": seen}
+
+
+def by_lightning(problem: Any, records: Records, folder: Path) -> dict[str, Any]:
+    """A LightningModule that logs nothing of its batches; the checkpoint is Lightning's own."""
+    lightning = pytest.importorskip("lightning", reason="the package lightning is not installed")
+    from pdpsgd.integrations.lightning import make_private
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = problem.model()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            inputs, targets = batch
+            return nn.functional.cross_entropy(self.network(inputs), targets)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.5)
+
+    module = make_private(
+        Module(),
+        data_loader=DataLoader(Items(records), batch_size=8),
+        plan=problem.plan(steps=(2, 2)),
+        budgets=problem.budgets,
+        record_ids=records.ids,
+        seed=SEED,
+    )
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(module)
+    trainer.save_checkpoint(folder / "lightning.ckpt")
+    saved = torch.load(folder / "lightning.ckpt", weights_only=False)
+    said = {name: repr(part) for name, part in saved.items() if name != "state_dict"}
+    return {
+        **told_by(module.engine, module.engine.optimizer.original),
+        **said,
+        "saved model": packed(saved["state_dict"]),
+        "metrics": repr(trainer.callback_metrics),
+    }
+
+
+OWN: dict[str, Callable[..., dict[str, Any]]] = {
+    "own loop": partial(own_loop, interrupted=False),
+    "own loop, resumed": partial(own_loop, interrupted=True),
+    "Lightning": by_lightning,
+}
+QUIET = (
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.rank_zero.LightningDeprecationWarning")
+    if importlib.util.find_spec("lightning")
+    else pytest.mark.filterwarnings("ignore:none"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+)
+
+
+def quietly(function: Any) -> Any:
+    for mark in QUIET:
+        function = mark(function)
+    return function
+
+
+@quietly
+@pytest.mark.parametrize("how", list(OWN))
+def test_loops_publish_nothing_of_a_record_that_was_never_sampled(problem, tmp_path_factory, how):
+    steps = (2, 2) if how == "Lightning" else (3, 3)
+    unseen = never_sampled(problem.plan(steps=steps), problem.budgets)
+    records = records_of(problem)
+    seen = next(name for name in records.ids if name not in unseen)
+
+    def run(data: Records) -> dict[str, Any]:
+        return OWN[how](problem, data, tmp_path_factory.mktemp("run"))
+
+    before = run(records)
+    assert run(records.changed(unseen[0])) == before
+    assert run(records.without(unseen[-1])) == before
+    assert run(records.changed(seen))["model"] != before["model"]
+
+
+@quietly
+@pytest.mark.parametrize("how", list(OWN))
+def test_loops_publish_nothing_but_what_follows_from_the_noised_sums(problem, tmp_path_factory, how):
+    recorded = Recording()
+    with released_by(recorded):
+        before = OWN[how](problem, records_of(problem), tmp_path_factory.mktemp("run"))
+    others = Records(torch.rand(100, 5) * 3 - 7, torch.randint(0, 3, (100,)), problem.budgets.ids.tolist())
+    with released_by(Injecting(recorded.noised)):
+        for data in (others, others.without("p3").without("p77")):
+            assert OWN[how](problem, data, tmp_path_factory.mktemp("run")) == before
 
 
 # --- the command ------------------------------------------------------------------------------------------
