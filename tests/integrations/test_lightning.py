@@ -211,6 +211,37 @@ def test_what_would_change_gradients_is_refused(
         trainer(**options).fit(module)
 
 
+class Evaluated(Classifier):
+    def test_step(self, batch: Any, index: int) -> None:
+        nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+
+def test_lightning_s_checkpoints_are_for_evaluation_not_for_training_on(
+    loader: Any, budgets: Budgets, made: Plan, tmp_path: Any
+) -> None:
+    """Steps were taken again from the plan's beginning, under another key, and the promise was said to hold."""
+    options = {"data_loader": loader, "plan": made, "budgets": budgets, "steps_per_epoch": 6}
+    module: Any = make_private(Evaluated(), **options)
+    first = trainer()
+    first.fit(module)
+    assert module.engine.steps_taken == 6
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    again: Any = make_private(Evaluated(), **options)
+    with pytest.raises(PdpsgdError, match="neither the run's key nor its place in the plan"):
+        trainer(max_epochs=2).fit(again, ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    trainer().test(again, loader, ckpt_path=tmp_path / "half.ckpt", verbose=False, weights_only=False)
+    for one, other in zip(again.parameters(), module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_plan_is_not_taken_twice(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module: Any = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets)
+    trainer().fit(module)
+    with pytest.raises(PdpsgdError, match="second one after 12 steps"):
+        trainer().fit(module)
+    assert module.engine.steps_taken == 12
+
+
 def test_a_module_is_made_private_once(loader: Any, budgets: Budgets, made: Plan) -> None:
     options = {"data_loader": loader, "plan": made, "budgets": budgets}
     module = make_private(Classifier(), **options)

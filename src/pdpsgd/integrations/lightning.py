@@ -97,6 +97,7 @@ class PrivateTraining:
     def configure_optimizers(self) -> Any:
         """Make the module's own optimizer private; a scheduler, if there is one, stays as it is."""
         _check_trainer(self.trainer)  # type: ignore[attr-defined]
+        self._check_is_new()
         configured = super().configure_optimizers()  # type: ignore[misc]
         optimizer, scheduler = _one_optimizer(configured)
         self.engine = PrivacyEngine(observers=[TrainingStepProbe(self)], watch_loop=False)
@@ -113,6 +114,27 @@ class PrivateTraining:
     def train_dataloader(self) -> Any:
         """Return the loader of the plan's steps."""
         return self._private_loader
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to train on from Lightning's checkpoint, which does not know where the plan stands."""
+        super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
+        trainer = self.trainer  # type: ignore[attr-defined]
+        if trainer.state.fn == "fit":
+            fail(
+                "Expected a run from its beginning. Got ckpt_path: Lightning's checkpoints hold neither the run's key "
+                "nor its place in the plan, so that steps would be taken again. "
+                "Train by a new plan that counts this one as history (plan(..., history=[...])), or use pdpsgd.fit, "
+                "which can be resumed. For trainer.test and trainer.validate checkpoints are fine."
+            )
+
+    def _check_is_new(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.steps_taken:
+            fail(
+                f"Expected one trainer.fit for each make_private. Got a second one after {engine.steps_taken} steps: "
+                "the plan's steps would be taken again. Train on by a new plan that counts this one as history "
+                "(plan(..., history=[...])), with a new module that these weights are loaded into."
+            )
 
     def on_fit_end(self) -> None:
         """Forget the key once the plan is complete."""

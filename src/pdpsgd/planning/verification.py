@@ -130,7 +130,12 @@ def epsilon_upper_bound(history: History, delta: float, *, points: int = GRID_PO
             found = [_epsilon_in_direction(counted, left, points, removing) for removing in (True, False)]
     except PdpsgdError:
         raise
-    except (ArithmeticError, MemoryError, TypeError, ValueError) as error:  # the latter two of grids beyond int64
+    except (
+        ArithmeticError,
+        MemoryError,
+        TypeError,
+        ValueError,
+    ) as error:  # the latter two of grids beyond int64
         raise PdpsgdError(
             f"Expected rounds that double precision can verify. Got {_shown(counted)} at delta={delta:g}: "
             f"{type(error).__name__}."
