@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -16,6 +17,7 @@ from pdpsgd.engine import PrivacyEngine
 from pdpsgd.engine.checkpoints import load
 from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.sampling.source import RandomSource
 from tests.engine.conftest import make_data, make_module, make_plan
 
@@ -375,3 +377,69 @@ def test_a_loss_that_could_not_be_seen_through_is_not_for_release(private, tmp_p
     resumed = private(seed=None)
     resumed.engine.resume(tmp_path / "checkpoint")
     assert "unseen-code" in [reason.code for reason in resumed.engine.verdict().reasons]
+
+
+# Errors inside a step ------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_failed_halfway_is_not_added_twice(private, monkeypatch, flat):
+    """A step that runs out of memory is often tried again: the layers that came first had the batch twice."""
+    whole = private()
+    whole.train()
+    run, honest, calls = private(), ClippedGradients._add_clipped, []
+
+    def out_of_memory(self, *arguments):
+        calls.append(1)
+        if len(calls) != 3:
+            return honest(self, *arguments)
+        last = list(self.sums)[-1]
+        kept = self.sums.pop(last)
+        try:
+            return honest(self, *arguments)
+        except KeyError:
+            raise torch.OutOfMemoryError("CUDA out of memory") from None
+        finally:
+            self.sums[last] = kept
+
+    monkeypatch.setattr(ClippedGradients, "_add_clipped", out_of_memory)
+
+    def train():
+        for inputs, targets in run.loader:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                run.step(inputs, targets)
+                continue
+            run.step(inputs, targets)
+
+    with pytest.raises(PdpsgdError, match=r"the batch would count twice\. Begin a new pass"):
+        train()
+    assert run.engine.steps_taken == 2
+    train()
+    assert torch.equal(flat(run.module), flat(whole.module))
+
+
+@pytest.mark.parametrize("change", ["kernel_size", "stride", "weight"])
+def test_a_layer_that_is_changed_before_its_step_is_refused_by_name(private, change):
+    plan = make_plan(people=40)
+    inputs, targets = torch.randn(40, 2, 8, 8), torch.arange(40) % 3
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    run = private(module=module, data=(inputs, targets), plan=plan)
+    batches = iter(run.loader)
+    run.step(*next(batches))
+    images, labels = next(batches)
+    functional.cross_entropy(module(images), labels).backward()
+    if change == "weight":
+        module[0].weight.data = torch.zeros(3, 2, 5, 5)
+    else:
+        setattr(module[0], change, (2, 2))
+    with pytest.raises(PdpsgdError, match=r"parameters as they|in the shapes they|stride.* were changed"):
+        run.optimizer.step()
+
+
+def test_a_stride_that_is_changed_between_steps_is_the_model_s_own_business(private):
+    inputs, targets = torch.randn(40, 2, 8, 8), torch.arange(40) % 3
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    run = private(module=module, data=(inputs, targets), plan=make_plan(people=40))
+    for step, batch in enumerate(run.loader):
+        module[0].stride = (2, 2) if step > 2 else (1, 1)
+        run.step(*batch)
+    assert run.engine.steps_left == 0

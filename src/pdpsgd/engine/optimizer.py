@@ -216,6 +216,11 @@ class PrivateOptimizer(Optimizer):
                         "does not have (or did not have when it was made private): it would be moved by a "
                         "gradient without noise."
                     )
+                if parameter in known and parameter.shape != known[parameter].shape:
+                    fail(
+                        f"Expected parameters in the shapes they had when they were made private: "
+                        f"{tuple(known[parameter].shape)}. Got {tuple(parameter.shape)} in param_groups[{index}]."
+                    )
 
 
 def refuse_half_precision_mean() -> NoReturn:

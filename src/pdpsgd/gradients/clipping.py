@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.errors import PdpsgdError, check_one_of, fail
 from pdpsgd.gradients._torch import full_precision
 from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.instrument import instrument
@@ -58,6 +58,7 @@ class ClippedGradients:
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._untracked: list[nn.Parameter] = []
+        self._incomplete = False  # an error came while a batch was being added
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note_untracked)  # type: ignore[no-untyped-call]
             for parameter in self.sums
@@ -116,14 +117,27 @@ class ClippedGradients:
         With `starts`, the same for adding or removing all records of person i, in rows that need not be kept, provided
         that the rows of others come out alike: the loss is a sum, or a mean over a power of two of rows.
         """
+        if self._incomplete:
+            fail(
+                "Expected sums to which every batch was added once. An error left them incomplete: added again, the "
+                "batch would count twice. Begin a new pass over the private loader, which samples the step again."
+            )
         try:
             with full_precision():
                 return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, starts)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise PdpsgdError(
+                "Expected layers and parameters as they were in the forward pass, until after the step. Got an error: "
+                f"{error}. Was a stride, a kernel's size or a shape changed in between?"
+            ) from error
         finally:
             self.forget()
 
     def zero_sums(self) -> None:
         """Start a new step."""
+        self._incomplete = False
         for flat in self.flat_sums:
             flat.zero_()
 
@@ -224,8 +238,10 @@ class ClippedGradients:
             gradients = {parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()}
         narrow = weights.float() if starts is None else weights
         of_type = {torch.float32: narrow, torch.float64: weights}
+        self._incomplete = True
         for parameter, gradient in gradients.items():
             gradient.add_weighted_sum(of_type[gradient.dtype], self.sums[parameter])
+        self._incomplete = False
         return count
 
     def _gradients(self, loss_reduction: str, size: int) -> dict[nn.Parameter, PerExample]:
