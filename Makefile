@@ -5,6 +5,7 @@
 #   make lint     ruff and mypy only
 #   make fuzz     10,000 damaged files and odd options, and 1,000 kills of a run (an hour or so)
 #   make bench    ratios against the peers, in one run (several minutes)
+#   make kills    a process at a ledger is killed 1,000 times, on SQLite and PostgreSQL (about ten minutes)
 #   make docs     the documentation, into site/
 #   make reproduce WHAT=...   the paper's tables and figures; more options: OPTIONS="--dataset mnist"
 #
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint fuzz bench docs reproduce clean
+.PHONY: help demo test lint fuzz bench kills docs reproduce clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,6 +40,9 @@ fuzz: $(VENV)/.ready-test
 
 bench: $(VENV)/.ready-bench
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+kills: $(VENV)/.ready-test
+	KILLS=1000 $(BIN)/python -m pytest -q tests/ledger/test_failures.py -k killed_at_any_moment
 
 docs: $(VENV)/.ready-docs
 	$(BIN)/mkdocs build --strict

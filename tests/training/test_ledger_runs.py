@@ -285,6 +285,14 @@ def test_another_plan_than_the_reserved_one_is_refused(ledger: Ledger) -> None:
     assert ledger.run(reserved.number).state == "reserved"
 
 
+def test_every_run_has_randomness_of_its_own(ledger: Ledger) -> None:
+    """Two runs from the same weights, on the same records: only samples and noise differ."""
+    first, second = (
+        fit(network(), DATA, LISTED, ledger=ledger, spend="1 of 4", **SETTINGS).model for _ in range(2)
+    )
+    assert not torch.equal(first.weight, second.weight)  # type: ignore[arg-type]
+
+
 def test_a_plan_of_its_own_needs_no_ledger() -> None:
     made = make_plan(LISTED, steps=6, batch_size=10)
     assert fit(network(), DATA, LISTED, plan=made, **SETTINGS).verdict.is_for_release
