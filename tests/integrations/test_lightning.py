@@ -110,6 +110,24 @@ def test_lightning_takes_exactly_the_plan_s_steps(loader: Any, budgets: Budgets,
     assert module.engine.steps_left == 0
 
 
+def test_people_may_have_many_records(loader: Any, made: Plan) -> None:
+    people = Budgets([1.0, 2.0, 4.0] * 20)
+    whose = torch.arange(PEOPLE).repeat_interleave(torch.arange(PEOPLE) % 3).numpy()  # none, one or two
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(len(whose), 4, generator=generator)
+    module: Any = make_private(
+        Classifier(),
+        data_loader=(inputs, (inputs[:, 0] > 0).long()),
+        plan=made,
+        budgets=people,
+        record_ids=whose,
+        records_per_person=2,
+        seed=3,
+    )
+    trainer().fit(module)
+    assert module.engine.steps_left == 0
+
+
 def test_lightning_gets_what_a_loop_of_one_s_own_gets(loader: Any, budgets: Budgets, made: Plan) -> None:
     module: Any = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets, seed=3)
     trainer().fit(module)

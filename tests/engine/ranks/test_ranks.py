@@ -88,7 +88,7 @@ def compared(request):
     return request.param, ranks.found("compare")
 
 
-@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person"])
+@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person", "many records"])
 def test_for_given_draws_the_result_is_that_of_one_process(compared, name):
     """As noise enters in both, this also says that it enters once: twice would be off by far more."""
     world_size, found = compared
@@ -98,7 +98,9 @@ def test_for_given_draws_the_result_is_that_of_one_process(compared, name):
     )
 
 
-@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person", "limited", "secret"])
+@pytest.mark.parametrize(
+    "name", ["everybody", "some", "nobody", "one person", "many records", "limited", "secret"]
+)
 def test_all_ranks_hold_the_same_bits(compared, name):
     _, found = compared
     assert all(one[name]["weights"] == found[0][name]["weights"] for one in found)

@@ -45,7 +45,9 @@ PLANS = {
     "some": make_plan(),
     "nobody": make_plan(rates=(1e-9, 1e-9)),
     "one person": make_plan(people=(1,), rates=(0.5,), clip_scales=(1.0,), steps=12),
+    "many records": make_plan(),
 }
+WHOSE = np.repeat(np.arange(31), np.arange(31) % 6)  # from none to five records, of which three take part
 
 SELDOM = make_plan(rates=(0.1, 0.2), steps=8)
 
@@ -63,6 +65,12 @@ class Sizes(StepObserver):
 
     def batch_yielded(self, batch):
         self.of_batches.append(batch.size)
+
+
+def options_of(name):
+    if name != "many records":
+        return {}
+    return {"record_ids": WHOSE, "records_per_person": 3, "data": make_data(len(WHOSE))}
 
 
 def make_private(plan, *, start=3, data=None, observers=(), module=None, **options):
@@ -98,7 +106,7 @@ def weights(engine):
 def train_alone(name, world_size):
     """One process that draws whom all ranks together would draw."""
     plan = PLANS[name]
-    engine = make_private(plan, seed=5)
+    engine = make_private(plan, seed=5, **options_of(name))
 
     class Union:
         def draw(self, step):
@@ -118,7 +126,9 @@ def compare(folder):
     for name, plan in PLANS.items():
         # Ranks start from different parameters on purpose: rank 0's must win.
         sizes = Sizes()
-        engine = make_private(plan, seed=5, start=3 + int(os.environ["RANK"]), observers=[sizes])
+        engine = make_private(
+            plan, seed=5, start=3 + int(os.environ["RANK"]), observers=[sizes], **options_of(name)
+        )
         train(engine)
         found[name] = {"weights": weights(engine), "sizes": sizes.of_batches}
     limited = train(make_private(PLANS["some"], seed=5, max_physical_batch_size=3))
