@@ -104,7 +104,7 @@ def grid_interval(history: History) -> float:
 
 
 def _loss_deviation(e: Exposure) -> float:
-    small_rate = e.sample_rate * math.sqrt(math.expm1(min(e.noise_multiplier**-2, 50.0)))
+    small_rate = e.sample_rate * math.sqrt(math.expm1(min(max(e.noise_multiplier, 1e-100) ** -2, 50.0)))
     # With a small participation, the loss of the whole round is smaller than that of one step inside it.
     return min(small_rate, 1 / e.noise_multiplier) * min(1.0, e.participation * math.sqrt(e.steps))
 

@@ -279,7 +279,7 @@ def make_network(
 
     name = options.model or default_network(inputs.input_shape)
     if options.seed is not None:
-        torch.manual_seed(options.seed)
+        torch.manual_seed(options.seed % 2**63)  # torch takes no larger one; a negative one is refused later
     if options.preset is None:
         classes = len(inputs.classes)
         return by_name(name, input_shape=inputs.input_shape, classes=classes, activation=options.activation)

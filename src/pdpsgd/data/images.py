@@ -79,6 +79,8 @@ def load_npz(path: str | Path) -> ImageData:
     ids = arrays.get("ids", np.arange(len(inputs)))
     if ids.shape != (len(inputs),):
         fail(f"Expected one id for each of the {len(inputs)} inputs in {path}. Got shape {ids.shape}.")
+    if ids.dtype.kind not in "iuUS":
+        fail(f"Expected ids in {path} that are whole numbers or text. Got {ids.dtype}.")
     return ImageData(
         inputs,
         targets,
@@ -188,6 +190,8 @@ def _class_names(
             f"The number of classes, {largest + 1}, was read from the targets; store `classes` to declare it."
         )
         return tuple(map(str, range(largest + 1))), (note,)
+    if names.ndim != 1:
+        fail(f"Expected classes in {path} to be a list of names. Got an array of shape {names.shape}.")
     if largest >= len(names):
         fail(f"Expected targets below {len(names)}, the number of classes in {path}. Got {largest}.")
     return tuple(map(str, names.tolist())), ()

@@ -7,6 +7,7 @@ another one when the step is repeated, the run stops before any noise is given o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -61,7 +62,13 @@ class Journal:
     @property
     def entries(self) -> int:
         """How many entries are in the file, on the disk; a checkpoint names it, so that a loss is noticed."""
-        os.fsync(self._file)
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            fail(
+                f"Expected the journal {str(self.path)!r} to get to the disk, before a checkpoint. Got: "
+                f"{error.strerror}. The checkpoint saved before is untouched: make room and resume."
+            )
         return os.fstat(self._file).st_size // _ENTRY.size
 
     def meet(self, step: int, sums: Sequence[Tensor]) -> None:
@@ -86,10 +93,15 @@ class Journal:
 
     def _append(self, entry: bytes) -> None:
         before = os.fstat(self._file).st_size
-        if os.write(self._file, entry) < len(entry):
-            os.ftruncate(self._file, before)
+        try:
+            written, reason = os.write(self._file, entry), "a disk that is full"
+        except OSError as error:
+            written, reason = 0, str(error.strerror)
+        if written < len(entry):
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, before)
             fail(
-                f"Expected room for {len(entry)} bytes in {self.path}. Got a disk that is full. No noise was given out "
+                f"Expected room for {len(entry)} bytes in {self.path}. Got: {reason}. No noise was given out "
                 "for this step: make room and resume."
             )
 

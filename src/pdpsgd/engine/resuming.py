@@ -186,8 +186,8 @@ def _check_optimizer(optimizer: Optimizer, saved: Any, *, place: str) -> None:
     if describe_optimizer(optimizer) != saved:
         fail(f"Expected {place}: optimizer to have the settings that the run was begun with. Got others.")
     for group in optimizer.param_groups:
-        if not isinstance(group["lr"], (float, int, Tensor)):
-            fail(f"Expected {place}: optimizer.lr to be a number. Got {shown(group['lr'])}.")
+        if not isinstance(rate := group.get("lr", 0.0), (float, int, Tensor)):
+            fail(f"Expected {place}: optimizer.lr to be a number. Got {shown(rate)}.")
     if type(optimizer).__module__.partition(".")[0] != "torch":
         return  # what the state of another optimizer looks like is not known
     for parameter, state in optimizer.state.items():
@@ -240,8 +240,8 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], *, place: s
         if before != after:
             what, before, after = _narrow(name, before, after)
             fail(
-                f"Expected the {what} that the checkpoint {place!r} was made with: {before!r}. Got "
-                f"{after!r}. Resuming would use the same noise on different gradients. Resume with what "
+                f"Expected the {what} that the checkpoint {place!r} was made with: {shown(before)}. Got "
+                f"{shown(after)}. Resuming would use the same noise on different gradients. Resume with what "
                 "the run was begun with, or begin a new run."
             )
 

@@ -53,12 +53,19 @@ def _acquire(file: Path) -> int:
                 f"{holder or 'another process'}. Wait until it ends, or stop it; what it saved can then be resumed."
             )
         # Between opening and locking, whoever held the lock may have removed the file: then it protects nothing.
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+        if _is_same(file, descriptor):
+            with contextlib.suppress(OSError):  # on a full disk nobody is named
                 os.truncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-                return descriptor
+            return descriptor
         os.close(descriptor)
+
+
+def _is_same(file: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except OSError:
+        return False
 
 
 def _open(file: Path) -> int:
