@@ -99,3 +99,24 @@ def test_old_runs_are_entered_with_their_people(place: Path, run: Callable[..., 
     found = figures(run("ledger", "enroll", "people.csv", *options))
     assert [run["state"] for run in found["entered"]] == ["finished"]
     assert Ledger("new.ledger").person("p1").spent_epsilon > 1.5
+
+
+def test_a_reserved_run_and_a_series_are_trained_by_number(place: Path, run: Callable[..., Any]) -> None:
+    small = ("--steps", "5", "--batch-size", "10")
+    said = run("plan", "--ledger", "people.ledger", "--reserve", "January", *small).output
+    assert "Reserved: run 1 (January), charged to 60 people" in " ".join(said.split())
+    said = run("plan", "--ledger", "people.ledger", "--reserve", "spring", "--series", "2", *small).output
+    assert "--reservation 3" in said
+    assert "--reservation 4" in said
+    rows = ["person,age,income", *(f"p{i},{20 + i},{('low', 'high')[i % 2]}" for i in range(60))]
+    Path("records.csv").write_text("\n".join(rows) + "\n")
+    options = ("--label", "income", "--id-column", "person", "--no-report", "--quiet")
+    for number in (1, 4):
+        folder = ("--reservation", number, "--run-folder", f"run-{number}")
+        done = run("train", "records.csv", *options, *folder)
+        assert done.exit_code == 0, done.output
+    assert [one.state for one in Ledger(place).runs()] == ["finished", "running", "reserved", "finished"]
+    assert figures(run("ledger", "check", "--json", "-"))["passed"]
+    assert (
+        "Expected --reserve NAME" in run("plan", "--ledger", "people.ledger", "--series", "2", *small).output
+    )

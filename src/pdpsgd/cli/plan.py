@@ -12,11 +12,12 @@ from pdpsgd.cli import shared
 from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.shared import PEOPLE, BudgetOptions, HistoryOptions, LedgerOptions, option, parse_tiers
 from pdpsgd.errors import check_positive, fail
-from pdpsgd.training.options import OUTPUT, PlanOptions
+from pdpsgd.training.options import OUTPUT, Options, PlanOptions
 from pdpsgd.training.options import option as option_field
 
 if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
+    from pdpsgd.ledger import Ledger
     from pdpsgd.planning.plans import Plan
 
 File = Annotated[
@@ -57,12 +58,23 @@ class PeopleOptions(BudgetOptions):
         return Budgets.from_tiers(parse_tiers(self.tiers), self.people, self.delta)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReserveOptions(Options):
+    """Whether a plan from a ledger is reserved there at once."""
+
+    reserve: str | None = option_field(None, "name under which the run is reserved in --ledger", panel=PEOPLE)
+    series: int = option_field(
+        1, "number of runs that are fixed together, with --reserve", panel=PEOPLE, kind=int, least=1
+    )
+
+
 @with_options
 def plan(
     people: PeopleOptions,
     options: PlanOptions,
     earlier: HistoryOptions,
     ledger: LedgerOptions,
+    reserve: ReserveOptions,
     file: File = None,
     verify: Verify = False,
     chart: Chart = None,
@@ -81,6 +93,7 @@ def plan(
       pdpsgd plan people.csv --mechanism pdp-sgd-adaptive --rounds 10
       pdpsgd plan people.csv --id-column person --history plan.json   (what is left after that run)
       pdpsgd plan --ledger people.ledger --spend "1 of 12"            (what people have left, over many runs)
+      pdpsgd plan --ledger people.ledger --reserve spring --series 4   (four runs that are fixed together)
       pdpsgd plan plan.json --verify                                  (check somebody else's plan)
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)
@@ -96,9 +109,7 @@ def plan(
             )
         from pdpsgd.ledger import Ledger
 
-        opened = Ledger(ledger.ledger)
-        offer = opened.offer(ledger.spend).budgets
-        made = opened.mark(options.make_plan(offer, accountant="certificate"))
+        made = _in_ledger(Ledger(ledger.ledger), ledger, reserve, options, screen)
     else:
         budgets = people.read_list(file)
         made = options.make_plan(
@@ -113,6 +124,34 @@ def plan(
         save_plan_chart(made, chart)
         screen.say(f"Chart: {chart}")
     screen.write_json(made.to_json())
+
+
+def _in_ledger(
+    opened: Ledger, asked: LedgerOptions, how: ReserveOptions, options: PlanOptions, screen: shared.Screen
+) -> Plan:
+    """Plan from what people have left, and reserve the run, or a series of runs, if a name for it is given."""
+    from pdpsgd.ledger.series import split
+
+    offer = opened.offer(asked.spend).budgets
+    if how.series > 1:
+        if how.reserve is None:
+            fail(
+                "Expected --reserve NAME with --series: runs are fixed together by being reserved together. Got none."
+            )
+        made = options.changed(steps=how.series * (options.steps or 1000)).make_plan(
+            offer, accountant="certificate"
+        )
+        plans = split(opened.mark(made), how.series)
+        runs = opened.reserve_series(plans, name=how.reserve)
+    else:
+        plans = [opened.mark(options.make_plan(offer, accountant="certificate"))]
+        runs = [] if how.reserve is None else [opened.reserve(plans[0], name=how.reserve)]
+    for run in runs:
+        screen.say(
+            f"Reserved: run {run.number} ({run.name}), charged to {run.people:,} people. Train it with "
+            f"pdpsgd train DATA --ledger {asked.ledger} --reservation {run.number}"
+        )
+    return opened.plan_of(runs[0].number) if runs else plans[0]
 
 
 def show(made: Plan, screen: shared.Screen) -> None:

@@ -22,7 +22,7 @@ from pdpsgd.planning.certificate_check import certificate_holds
 from pdpsgd.planning.plans import Plan
 
 DEFAULT_SHARE = 0.25
-KINDS = ("gaussian", "renyi", "declared")
+KINDS = ("gaussian", "renyi", "declared", "series")
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,27 @@ def charges_of_plan(plan: Plan, *, share_of_d: float | None = None) -> list[Char
     d is KAPPA of the level's delta for a plan that was made from a ledger's offer. Other plans have the delta of a
     whole promise: of that they take the default share, or `share_of_d`.
     """
-    share = share_of_d or (1.0 if plan.accountant == "certificate" else DEFAULT_SHARE)
+    share = share_of_d or default_share_of_d(plan)
     found = []
     for index, level in enumerate(plan.levels):
         history = simplify(tuple(r.exposure(index) for r in plan.rounds))
         found.append(_gaussian(history, KAPPA * level.delta * share))
     return found
+
+
+def default_share_of_d(plan: Plan) -> float:
+    """Return how much of KAPPA delta a plan takes: all of it if its delta is that of an offer."""
+    return 1.0 if plan.accountant == "certificate" else DEFAULT_SHARE
+
+
+def charge_of(history: History, *, delta: float, share_of_d: float) -> Charge:
+    """Compute the charge of exposures that are fixed together, with a share of KAPPA delta as d."""
+    return _gaussian(history, KAPPA * delta * share_of_d)
+
+
+def member_charge(history: History) -> Charge:
+    """Compute the charge of a run of a series, which has paid for it: nothing."""
+    return Charge("series", 0.0, 0, 0, 0, canonical([[*exposure] for exposure in history]))
 
 
 def declared(epsilon: float, delta: float, *, from_set_aside: bool) -> Charge:
@@ -78,6 +93,8 @@ def renyi(orders: Sequence[float], rho: Sequence[float], *, d: float) -> Charge:
 def is_confirmed(kind: str, mu: float, b: int, d: int, e: int, exposures: str) -> bool:
     """Whether a charge covers what it was computed from; `gaussian` by the independent computation."""
     stated = json.loads(exposures)
+    if kind == "series":
+        return b == d == e == 0  # what it was exposed to is compared with what its series has paid
     if b == LARGEST:
         return True  # more than anybody allows
     if b < mu * mu / UNIT_B * (1 - 1e-12):

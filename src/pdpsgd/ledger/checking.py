@@ -17,6 +17,7 @@ from pdpsgd.ledger.consents import consents_digest, people_count
 from pdpsgd.ledger.database import columns
 from pdpsgd.ledger.log import GENESIS, digest, entry_hash
 from pdpsgd.ledger.reservations import digest_of_run
+from pdpsgd.ledger.series import check_series
 from pdpsgd.ledger.spending import add, charge_table
 from pdpsgd.ledger.values import Check
 
@@ -32,6 +33,7 @@ def check(connection: Connection, *, head: str | None, certificates: bool) -> Ch
     problems += [*_rows(connection), *_extra_rows(connection), *_allowances(connection), *_sums(connection)]
     confirmed = 0
     if certificates:
+        problems += check_series(connection)
         found = [*_certificates(connection)]
         confirmed = len(found) - sum(problem is not None for problem in found)
         problems += [problem for problem in found if problem is not None]

@@ -18,7 +18,7 @@ from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.accounting.certificates import KAPPA
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_not_negative, check_probability, fail
-from pdpsgd.ledger import charges, consents, reservations, schema, views
+from pdpsgd.ledger import charges, consents, reservations, schema, series, views
 from pdpsgd.ledger.amounts import UNLIMITED
 from pdpsgd.ledger.checking import check
 from pdpsgd.ledger.database import TIMEOUT, Database, insert
@@ -203,7 +203,68 @@ class Ledger:
         transaction, so that processes that reserve at once never overspend anybody.
         """
         _check_plan(plan)
-        return self._reserve(plan, charges.charges_of_plan(plan), name, token or uuid.uuid4().hex, "reserved")
+        return self._reserve(plan, charges.charges_of_plan(plan), name, _checked_token(token), "reserved")
+
+    def plan_series(
+        self,
+        runs: int,
+        spend: str | float = DEFAULT_SPEND,
+        *,
+        people: npt.ArrayLike | None = None,
+        steps: int = 1000,
+        **settings: Any,
+    ) -> list[Plan]:
+        """Compute equal plans for several runs that are fixed together, within one share of what is left.
+
+        Args:
+            runs: how many runs.
+            spend: what all of them take together, as for `offer`.
+            people: as for `offer`.
+            steps: the number of steps of each run.
+            settings: as for `pdpsgd.plan`, without the accountant.
+
+        Returns:
+            The plans, for `reserve_series`.
+        """
+        budgets = self.offer(spend, people=people).budgets
+        made = make_plan(budgets, accountant="certificate", steps=runs * steps, **settings)
+        return series.split(self.mark(made), runs)
+
+    def reserve_series(self, plans: Sequence[Plan], *, name: str = "", token: str | None = None) -> list[Run]:
+        """Charge everybody once for runs whose plans are fixed together; each is used once or not, in any order.
+
+        Args:
+            plans: each with its people; fixed before the first of them has any result.
+            name: for people to read.
+            token: as for `reserve`.
+
+        Returns:
+            The runs, in the order of the plans. The series itself, which pays for them, is the run before the first.
+
+        Guarantee: as for `reserve`, with one certificate for all runs together: inside the series nothing is chosen
+        by results, so that exposures compose exactly.
+        """
+        for plan in plans:
+            _check_plan(plan)
+        if len(plans) < 2:
+            fail(f"Expected several plans for a series. Got {len(plans)}: reserve a single run with reserve.")
+        shares_of_d = {charges.default_share_of_d(plan) for plan in plans}
+        listed = []
+        with self._database.reading() as connection:
+            for plan in plans:
+                assert plan.roster is not None
+                listed.append(consents.numbers_of(connection, consents.texts_of(connection, plan.roster.ids)))
+        with self._database.writing() as connection:
+            numbers = series.reserve_series(
+                connection,
+                token=_checked_token(token),
+                name=name,
+                plans=plans,
+                numbers=listed,
+                texts=[_text_of(plan) for plan in plans],
+                share_of_d=min(shares_of_d),
+            )
+            return [reservations.read_runs(connection, number)[0] for number in numbers[1:]]
 
     @contextmanager
     def running(self, plan: Plan, *, name: str = "", token: str | None = None) -> Iterator[ReservedRun]:
@@ -492,6 +553,14 @@ class Ledger:
         """
         with self._database.reading() as connection:
             return check(connection, head=head, certificates=certificates)
+
+
+def _checked_token(token: str | None) -> str:
+    if token is not None and token.startswith(("series:", "history:")):
+        fail(
+            f"Expected a token of your own, which begins neither with series: nor with history:. Got {token!r}."
+        )
+    return token or uuid.uuid4().hex
 
 
 def _text_of(plan: Plan) -> str:

@@ -130,19 +130,25 @@ def digest_of_run(
 def start(connection: Connection, run: int) -> int:
     """Begin a reserved run: checked against what everybody allows now; return the attempt, 1."""
     row = _row(connection, run)
+    _refuse_whole_series(connection, run)
     if row.state != "reserved":
         fail(f"Expected run {run} to be reserved, to start it. It is {row.state}{_remedy(row.state)}.")
+    carrier = series_of(row.token)
+    paying = run if carrier is None else carrier
     people = people_count(connection)
-    total = spent(connection, people, STARTED, without=run)
+    total = spent(connection, people, STARTED, without=paying)
     mine = Amounts.zeros(people)
-    add(connection, run, charge_table(connection, run), mine)
+    add(connection, paying, charge_table(connection, paying), mine)
     _refuse_overspending(connection, total, mine, f"Run {run} was reserved, but")
+    if carrier is not None and _row(connection, carrier).state == "reserved":
+        _move(connection, carrier, "start", {"reserved"}, "running", attempt=1)
     return _move(connection, run, "start", {"reserved"}, "running", attempt=1)
 
 
 def resume(connection: Connection, run: int) -> int:
     """Take a run over after its process has ended: the next attempt under the same reservation."""
     row = _row(connection, run)
+    _refuse_whole_series(connection, run)
     if row.state not in ("running", "killed"):
         fail(
             f"Expected run {run} to be running or killed, to resume it. It is {row.state}{_remedy(row.state)}."
@@ -160,9 +166,13 @@ def finish(connection: Connection, run: int, attempt: int, *, state: str) -> int
             f"Expected run {run} to be running as attempt {attempt}. It is {row.state}, attempt {row.attempt}: "
             "another process has taken it over."
         )
-    return _move(
-        connection, run, "finish" if state == "finished" else "kill", {"running"}, state, attempt=attempt
-    )
+    _move(connection, run, "finish" if state == "finished" else "kill", {"running"}, state, attempt=attempt)
+    carrier = series_of(row.token)
+    if carrier is not None and state == "finished":
+        open_states = {_row(connection, member).state for member in members_of(connection, carrier)}
+        if open_states == {"finished"}:
+            _move(connection, carrier, "finish", {"running"}, "finished", attempt=1)
+    return attempt
 
 
 def cancel(connection: Connection, run: int) -> int:
@@ -172,7 +182,37 @@ def cancel(connection: Connection, run: int) -> int:
         fail(
             f"Expected run {run} to be reserved, to cancel it. It is {row.state}: what has started stays charged."
         )
+    if series_of(row.token) is not None:
+        fail(
+            f"Run {run} belongs to a series, which has paid for it: cancel run {series_of(row.token)}, if none of its "
+            "runs has started; else leave this one unused."
+        )
+    for member in members_of(connection, run):
+        _move(connection, member, "cancel", {"reserved"}, "cancelled", attempt=0)
     return _move(connection, run, "cancel", {"reserved"}, "cancelled", attempt=0)
+
+
+def series_of(token: str) -> int | None:
+    """Return the series that pays for a run, or None for a run that pays for itself."""
+    return int(token.split(":")[1]) if token.startswith("series:") else None
+
+
+def members_of(connection: Connection, series: int) -> list[int]:
+    """Return the runs of a series; nothing for any other run."""
+    r = schema.runs.c
+    query = (
+        select(r.number).where(r.token.startswith(f"series:{series}:", autoescape=True)).order_by(r.number)
+    )
+    return [int(number) for number in connection.execute(query).scalars()]
+
+
+def _refuse_whole_series(connection: Connection, run: int) -> None:
+    members = members_of(connection, run)
+    if members:
+        fail(
+            f"Expected one of the runs of series {run}, {members[0]} to {members[-1]}. Got the series, which only pays "
+            "for them."
+        )
 
 
 def attempt_of(connection: Connection, run: int) -> tuple[str, int]:
@@ -222,7 +262,8 @@ def check_number(run: int) -> None:
 def _row(connection: Connection, run: int) -> Any:
     check_number(run)
     r = schema.runs.c
-    row = connection.execute(select(r.number, r.state, r.attempt).where(r.number == run)).one_or_none()
+    query = select(r.number, r.state, r.attempt, r.token).where(r.number == run)
+    row = connection.execute(query).one_or_none()
     if row is None:
         fail(f"Expected a run of the ledger. There is no run {run}.")
     return row

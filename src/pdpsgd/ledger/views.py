@@ -14,7 +14,7 @@ from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
 from pdpsgd.ledger.consents import current, people_count
 from pdpsgd.ledger.database import columns as columns_of
-from pdpsgd.ledger.reservations import read_runs
+from pdpsgd.ledger.reservations import read_runs, series_of
 from pdpsgd.ledger.spending import add, charge_table, levels_of_run, spent
 from pdpsgd.ledger.values import (
     CHARGED,
@@ -94,7 +94,7 @@ def read_timeline(connection: Connection) -> list[dict[str, Any]]:
     pairs, place = _tiers_of(now.epsilon[counted], now.delta[counted])
     total, found = Amounts.zeros(len(now)), []
     for run in read_runs(connection):
-        if run.state not in CHARGED:
+        if run.state not in CHARGED or series_of(run.token) is not None:
             continue
         add(connection, run.number, charge_table(connection, run.number), total)
         left = (1 - total.b[counted] / now.allowed.b[counted]).clip(0)
@@ -115,13 +115,17 @@ def read_timeline(connection: Connection) -> list[dict[str, Any]]:
 
 
 def read_statement(connection: Connection, run: int) -> Statement:
-    """Compute what a run takes of what its people allow: before it, by it, and what is left after it."""
+    """Compute what a run takes of what its people allow: before it, by it, and what is left after it.
+
+    Of a run of a series, what the whole series takes.
+    """
     found = read_runs(connection, run)[0]
+    paying = series_of(found.token) or run
     now = current(connection)
     kappa = _kappas(connection)
-    before = spent(connection, len(now), CHARGED, without=run)
+    before = spent(connection, len(now), CHARGED, without=paying)
     mine = Amounts.zeros(len(now))
-    add(connection, run, charge_table(connection, run), mine)
+    add(connection, paying, charge_table(connection, paying), mine)
     listed = levels_of_run(connection, run, len(now)) != schema.NOT_THERE
     after = Amounts(before.b + mine.b, before.d + mine.d, before.e + mine.e)
     left = now.allowed.left_after(after)
