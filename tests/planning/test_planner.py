@@ -7,10 +7,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdpsgd import Budgets, PdpsgdError, Plan, plan
+from pdpsgd.gradients.clipping import clip_limits
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
 
 RNG = np.random.default_rng(0)
@@ -213,3 +215,13 @@ def test_a_batch_of_everybody_has_the_noise_it_needs_and_no_more() -> None:
     assert everybody.rounds[0].noise_multiplier < 2 * nearly.rounds[0].noise_multiplier
     assert everybody.rounds[0].sample_rates == (1.0,)
     assert any("rate 1" in note for note in everybody.notes)
+
+
+@pytest.mark.parametrize(("epsilon", "contributes"), [(0.001, False), (0.01, True)])
+def test_people_whose_clipping_norm_rounding_takes_are_named(epsilon: float, contributes: bool) -> None:
+    budgets = Budgets([epsilon] * 10 + [16.0] * 90)
+    made = plan(budgets, mechanism="idp-scale", steps=20, batch_size=10)
+    norms = torch.tensor(made.rounds[0].clip_scales)
+    limits = clip_limits(norms, float(norms.max()))
+    assert bool(limits[0] > 0) == contributes
+    assert any("10 people" in note and "contribute nothing" in note for note in made.notes) != contributes

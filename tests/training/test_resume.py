@@ -368,6 +368,30 @@ class Augmented(Dataset):
         return self.problem.inputs[index] + shake, self.problem.targets[index]
 
 
+def shaken(items):
+    inputs, targets = torch.utils.data.default_collate(items)
+    shake = 0.1 * torch.randn(5) + 0.1 * random.random() + 0.1 * float(np.random.rand())  # noqa: NPY002
+    return inputs + shake, targets
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_random_collation_repeats_when_a_run_is_resumed(problem, tmp_path, crash, flat, workers):
+    """Its random numbers were those of the process: a resumed run had other sums, and was stopped."""
+
+    def data():
+        return DataLoader(
+            [*zip(problem.inputs, problem.targets, strict=True)], num_workers=workers, collate_fn=shaken
+        )
+
+    whole = problem.fit(data=data())
+    torch.manual_seed(99)
+    crash(17)
+    with pytest.raises(Crash):
+        problem.fit(data=data(), run_folder=tmp_path, checkpoint_every=5)
+    resumed = problem.fit(data=data(), run_folder=tmp_path, checkpoint_every=5, resume=True)
+    assert torch.equal(flat(resumed), flat(whole))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_random_augmentation_in_a_dataset_repeats_when_a_run_is_resumed(
     problem, tmp_path, crash, flat, workers

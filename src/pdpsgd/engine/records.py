@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -243,11 +244,13 @@ class _SeededItems(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, seed_and_numbers: list[int | None]) -> list[Any]:
+    def __getitems__(self, seed_and_numbers: list[int | None]) -> _ItemsOfStep:
         seed, *numbers = seed_and_numbers
+        items = _ItemsOfStep()
         if seed is None or not numbers:
-            return [self._item(number) for number in numbers]
-        items = []
+            items.extend(self._item(number) for number in numbers)
+            return items
+        items.seed = seed ^ _FOR_COLLATION
         with seeded(seed):
             for row, number in enumerate(numbers):
                 reseed(seed + row)
@@ -258,12 +261,25 @@ class _SeededItems(Dataset[Any]):
         return self.dataset[0 if number is None or number == NO_RECORD else number]
 
 
+_FOR_COLLATION = 0x636F6C6C617465  # the seed of a step's collation is none of its rows' seeds
+
+
+class _ItemsOfStep(list[Any]):
+    """Items with the seed that they are collated under, so that a random collation repeats, too."""
+
+    seed: int | None = None
+
+
 class _CollateUnlessEmpty:
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
     def __call__(self, items: list[Any]) -> Any:
-        return self.collate(items) if items else []
+        if not items:
+            return []
+        seed = getattr(items, "seed", None)
+        with seeded(seed) if seed is not None and self.collate is not default_collate else nullcontext():
+            return self.collate(list(items))
 
 
 def _seeds_and_numbers(

@@ -22,6 +22,9 @@ from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.solver import Segment
 from pdpsgd.planning.thresholds import threshold_loss
 
+SMALLEST_CLIP_SCALE = 2**-10 / (1 - 2**-11)
+"""Of the largest in a round: to less than this nothing is left of a clipping norm after the margins for rounding."""
+
 
 def plan(
     budgets: Budgets,
@@ -318,6 +321,12 @@ def _rounding_notes(levels: int, lost: float) -> list[str]:
     return notes
 
 
+def _contributes(planned: Round, level: int) -> bool:
+    """Whether anything is left of a level's clipping norm after the margins that rounding takes."""
+    sampled = planned.sample_rates[level] * planned.participation[level] > 0
+    return sampled and planned.clip_scales[level] > SMALLEST_CLIP_SCALE * max(planned.clip_scales)
+
+
 def _level_notes(made: Plan) -> list[str]:
     notes = []
     for index, level in enumerate(made.levels):
@@ -338,6 +347,11 @@ def _level_notes(made: Plan) -> list[str]:
             )
         elif level.epsilon > 0 and level.delta > 0 and not any(rates):
             notes.append(f"{who} allow so little that they are never sampled.")
+        elif any(rates) and not any(_contributes(r, index) for r in made.rounds):
+            notes.append(
+                f"{who} contribute nothing: their clipping norm is below a thousandth of the largest, where rounding "
+                "of others' gradients would show. They are charged all the same: another mechanism would use them."
+            )
     if made.accountant == "gdp":
         notes.append("Computed with gdp, an approximation: nothing is proven.")
     return notes
