@@ -109,7 +109,7 @@ def test_every_reason_is_kept_those_against_release_first(made: Plan) -> None:
     assert document["outcome"] == "not for release"
     assert document["reasons"][2] == {
         "code": "without-promise",
-        "sentence": "The records of 5 people are used without a promise.",
+        "sentence": "The records of 5 people are used to test on, without a promise.",
         "people": 5,
     }
     assert "people" not in document["reasons"][0]

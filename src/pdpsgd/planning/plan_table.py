@@ -102,9 +102,10 @@ def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str
     lines = [f"Noise multiplier {', '.join(shown)}; accountant {accountant}."]
     allowed, used = allowed_and_used(levels)
     if used is not None and allowed > 0:
+        whole = "what this run may take" if accountant == "certificate" else "all that people allow"
         lines.append(
-            f"Of all that people allow (epsilon summed over people: {allowed:,.0f}) "
-            f"{100 * used / allowed:.2f} % is used and {100 * (1 - used / allowed):.2f} % is not."
+            f"{100 * used / allowed:.2f} % of {whole} is used (epsilon summed over people: "
+            f"{used:,.0f} of {allowed:,.0f})."
         )
     return lines
 

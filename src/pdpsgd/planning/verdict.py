@@ -197,7 +197,7 @@ def _exceptions(plan: Plan, without_promise: int, above_consent: int) -> list[Re
         found.append(
             Reason(
                 "without-promise",
-                f"The records of {_people(without_promise)} are used without a promise.",
+                f"The records of {_people(without_promise)} are used to test on, without a promise.",
                 without_promise,
             )
         )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from pdpsgd.accounting.registry import accountant
 
@@ -30,13 +31,12 @@ class ProgressBar:
             return
         self._share = spending_curve(plan)
         self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps,"),
+            BarColumn(bar_width=None),  # takes what the words leave of the line
+            TextColumn("step {task.completed:,} of {task.total:,},", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(),
-            TextColumn("left, {task.fields[spent]:.0%} of the plan's epsilon spent{task.fields[accuracy]}"),
+            TextColumn("left, {task.fields[spent]:.0%} spent{task.fields[accuracy]}"),
             console=Console(stderr=True),
+            expand=True,
         )
         self._task = self._bar.add_task(
             "", total=plan.steps, completed=begin, spent=self._share(begin), accuracy=""
@@ -64,7 +64,7 @@ class ProgressBar:
 
     def accuracy(self, value: float | None) -> None:
         """Say how good the model is on test people."""
-        self._accuracy = "" if value is None else f", test accuracy {value:.1%}"
+        self._accuracy = "" if value is None else f", accuracy {value:.1%}"
 
 
 def spending_curve(plan: Plan, points: int = 5) -> Callable[[int], float]:
