@@ -18,6 +18,8 @@ from pdpsgd.ledger import Ledger, ReservedRun
 from pdpsgd.planning.levels import Roster, match_ids
 
 if TYPE_CHECKING:
+    import torch
+
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.planning.plans import Plan
     from pdpsgd.training.options import TrainingOptions
@@ -32,6 +34,7 @@ def book(
     plan: Plan | None = None,
     folder: RunFolder | None = None,
     number: int | None = None,
+    device: torch.device | None = None,
 ) -> ReservedRun:
     """Reserve a run in a ledger, or find the one that a run folder belongs to.
 
@@ -43,6 +46,7 @@ def book(
         plan: A ready plan that was made from this ledger, instead of a new one.
         folder: The run folder; a run that was reserved for it is taken up again.
         number: A run that is reserved already.
+        device: Where the model is, for a run of several processes.
 
     Returns:
         The run, reserved and charged; `begin` starts it.
@@ -50,7 +54,7 @@ def book(
     Raises:
         PdpsgdError: If somebody does not allow the run, or the folder belongs to another one.
     """
-    ranks = Ranks.join()
+    ranks = Ranks.join(device=device)
     found: tuple[int | None, str] = (None, "")
     if ranks.first:
         try:

@@ -239,7 +239,7 @@ def fit(
     )
     with _in_use(chosen.run_folder):
         if reservation is None and chosen.ledger is not None:
-            reservation = _book(chosen, inputs, plan)
+            reservation = _book(model, inputs, plan, chosen)
         with under(reservation):
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
             trainer = _trainer(model, inputs, made, chosen, reservation)
@@ -259,7 +259,9 @@ def _in_use(folder: str | os.PathLike[str] | None) -> AbstractContextManager[Non
     return RunFolder(folder).in_use() if folder is not None and is_first_rank() else nullcontext()
 
 
-def _book(options: TrainingOptions, inputs: TrainingInputs, plan: Plan | None) -> ReservedRun:
+def _book(
+    model: nn.Module, inputs: TrainingInputs, plan: Plan | None, options: TrainingOptions
+) -> ReservedRun:
     """Reserve the run in its ledger, or take up the reservation of the run folder."""
     ledger = options.ledger if isinstance(options.ledger, Ledger) else Ledger(options.ledger)
     folder = None if options.run_folder is None else RunFolder(options.run_folder)
@@ -273,7 +275,8 @@ def _book(options: TrainingOptions, inputs: TrainingInputs, plan: Plan | None) -
             "Expected record_ids (the person of each record), or budgets in the order of the records, to know whose "
             "record is whose on the ledger's list. Got neither."
         )
-    return book(ledger, budgets=inputs.budgets, options=options, plan=plan, folder=folder)
+    device = next((parameter.device for parameter in model.parameters()), None)
+    return book(ledger, budgets=inputs.budgets, options=options, plan=plan, folder=folder, device=device)
 
 
 def _trainer(
@@ -287,7 +290,8 @@ def _trainer(
     folder = None if options.run_folder is None else RunFolder(options.run_folder).make()
     physical = _physical_batch_size(model, options, folder)
     augment = augment_of(options.augment)
-    if augment is not None and isinstance(inputs.records, tuple):
+    # A reserved run looks at no record before it has started: there the first batch is checked.
+    if augment is not None and isinstance(inputs.records, tuple) and reservation is None:
         check_augment(augment, inputs.records[0][:4], len(inputs.records[0][:4]))
     settings = _settings(options, max_physical_batch_size=physical)
     described = {**inputs.description(), **options.description()}

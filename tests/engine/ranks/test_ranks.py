@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.ledger import Ledger
 
 WORKER = Path(__file__).with_name("worker.py")
 TIMEOUT = 300
@@ -209,9 +210,10 @@ def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):
 
 
 def test_under_torchrun_the_same_script_trains_data_parallel(tmp_path):
+    ledger = Ledger.create(tmp_path / "people.ledger")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
     done = subprocess.run(
-        [*command, str(free_port()), str(WORKER), "fit", str(tmp_path)],
+        [*command, str(free_port()), str(WORKER), "fit", "fit_in_ledger", str(tmp_path)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -222,6 +224,10 @@ def test_under_torchrun_the_same_script_trains_data_parallel(tmp_path):
     assert found[0] == found[1]
     assert (tmp_path / "run" / "public" / "model.safetensors").exists()
     assert (tmp_path / "run" / "public" / "result.json").exists()
+    found = [json.loads((tmp_path / f"fit_in_ledger.{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert found[0]["verdict"]["reasons"] == []
+    assert [(run.state, run.attempt) for run in ledger.runs()] == [("finished", 1)]  # one run, charged once
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none was found here")

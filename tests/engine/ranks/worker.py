@@ -356,6 +356,24 @@ def fit(folder):
     return {"digest": digest_of_module(result.model), "accuracy": result.accuracy}
 
 
+def fit_in_ledger(folder):
+    from pdpsgd.training.fitting import fit as train_in_one_call
+
+    inputs, targets = make_data(60)
+    torch.manual_seed(3)
+    result = train_in_one_call(
+        nn.Linear(5, 3),
+        (inputs, targets),
+        Budgets([1.0, 2.0, 4.0] * 20, ids=[f"p{i}" for i in range(60)]),
+        ledger=folder / "people.ledger",
+        run_folder=folder / "ledger-run",
+        steps=6,
+        batch_size=10,
+        progress=False,
+    )
+    return {"digest": digest_of_module(result.model), "verdict": result.verdict.to_dict()}
+
+
 def main() -> None:
     """Do several things one after another (starting a process takes longer than any of them)."""
     *tasks, folder = sys.argv[1:]
