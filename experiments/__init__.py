@@ -13,5 +13,6 @@
 | `published` | what others printed |
 | `cells`, `pages`, `tables`, `figures`, `figures_page`, `overview` | pages made from records |
 | `as_published_page`, `reasons` | the page of table 1 as published, and why its figures are not the printed ones |
+| `many_records` | how many records of a person should take part: mails by senders, a study of its own |
 | `reproduce` | one command for each table and figure |
 """

@@ -78,7 +78,7 @@ def train(
       pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
       pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
       pdpsgd train people.csv --label income --id-column person --history runs/first
-      pdpsgd train mails.csv --label kind --id-column sender --records-per-person 8 --test-share 0.2
+      pdpsgd train mails.csv --label kind --id-column sender --records-per-person 4 --test-share 0.2
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd train --config run.toml mnist

@@ -41,6 +41,8 @@ class Groups:
     def __init__(self, starts: Tensor, device: torch.device) -> None:
         self.starts = starts  # on the processor
         self.device = device
+        numbers = starts.numpy()  # numpy is the quicker one with few numbers
+        self._sizes = numbers[1:] - numbers[:-1]
         self._by_size: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -51,13 +53,12 @@ class Groups:
     @cached_property
     def sizes(self) -> Tensor:
         """How many rows each person has."""
-        return self.starts.diff().to(self.device)
+        return torch.from_numpy(self._sizes).to(self.device)
 
     @cached_property
     def owner(self) -> Tensor:
         """The person of each row."""
-        starts = self.starts.numpy()  # numpy is the quicker one with few numbers
-        return torch.from_numpy(np.repeat(np.arange(self.people), np.diff(starts))).to(self.device)
+        return torch.from_numpy(np.repeat(np.arange(self.people), self._sizes)).to(self.device)
 
     def by_size(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield people who have as many rows: who they are, in ascending order, and their rows (people, number)."""

@@ -19,8 +19,8 @@ NO_RECORD = -1
 """Stands in the row of somebody who supplied nothing."""
 
 HOW_TO_HAVE_MANY = (
-    "Where people have many records, say how many of one person take part at a time, as in --records-per-person 8 "
-    "(records_per_person=8): their mean gradient is clipped as a whole. Where every row is another person, leave ids "
+    "Where people have many records, say how many of one person take part at a time, as in --records-per-person 4 "
+    "(records_per_person=4): their mean gradient is clipped as a whole. Where every row is another person, leave ids "
     "out (--one-row-per-person), or give them ids of their own."
 )
 """What to do about repeated ids."""
@@ -76,8 +76,8 @@ class RecordsOfPeople:
         first = self.starts[people]
         counts = self.starts[people + 1] - first
         starts = np.zeros(len(people) + 1, dtype=np.int64)
-        np.minimum(counts, most).clip(1).cumsum(out=starts[1:])
-        rows = np.diff(starts)
+        rows = np.minimum(np.maximum(counts, 1), most)
+        rows.cumsum(out=starts[1:])
         # Everything somebody has: the place among all rows, shifted from where their rows begin to where records do.
         places = np.arange(starts[-1]) + np.repeat(first - starts[:-1], rows)
         many = np.flatnonzero(counts > most)
