@@ -8,6 +8,7 @@
 | `readings` | the same by other readings of the paper |
 | `search` | the hyper-parameter search that every system is given |
 | `inputs`, `runner` | data and model of a run; carries it out |
+| `many_records` | people with many records: accuracy on real mails, by records per person |
 | `effort` | what a run would take, without running it whole |
 | `record` | what came out, one JSON line a run; nothing is computed twice |
 | `published` | what others printed |
