@@ -91,7 +91,14 @@ def test_other_people_are_refused(small: Plan) -> None:
 
 def test_the_table_says_what_is_promised_proven_and_unused(small: Plan) -> None:
     text = small.table()
-    for word in ("epsilon allowed", "proven", "used", "sampling rate", "people", "% of all that people allow is used"):
+    for word in (
+        "epsilon allowed",
+        "proven",
+        "used",
+        "sampling rate",
+        "people",
+        "% of all that people allow is used",
+    ):
         assert word in text
 
 
