@@ -36,7 +36,18 @@ SECONDS = 30
 
 TABLE = ("--label", "income", "--id-column", "person", "--delta-column", "delta")
 SMALL = ("--steps", "2", "--batch-size", "6", "--quiet")
-TRAIN = ("train", "people.csv", *TABLE, *SMALL, "--no-report", "--seed", "1", "--run-folder", "new")
+TRAIN = (
+    "train",
+    "people.csv",
+    *TABLE,
+    *SMALL,
+    "--no-report",
+    "--no-ledger",
+    "--seed",
+    "1",
+    "--run-folder",
+    "new",
+)
 RESUME = (*TRAIN[:-1], "begun", "--checkpoint-every", "1", "--resume")
 PLAN = ("plan", "people.csv", "--id-column", "person", "--delta-column", "delta", *SMALL)
 AUDIT = ("--canaries", "10", "--example-canaries", "0", "--seed", "1", "--quiet")
@@ -80,7 +91,7 @@ def make_folder(folder: Path) -> None:
     (folder / "run.toml").write_text(
         'label = "income"\nid-column = "person"\nsteps = 2\nbatch-size = 6.0\noptimizer = "sgd"\nlearning-rate = 0.5\n'
         'momentum = 0.5\nweight-decay = 0.1\nschedule = "linear"\nseed = 3\ncheckpoint-every = 1\nquiet = true\n'
-        'report = false\nrun-folder = "new"\noptimizer-option = ["nesterov=true"]\n'
+        'report = false\nno-ledger = true\nrun-folder = "new"\noptimizer-option = ["nesterov=true"]\n'
     )
     arrays = {"inputs": np.zeros((8, 3, 3), dtype=np.uint8), "targets": np.arange(8) % 2, "ids": np.arange(8)}
     np.savez(folder / "images.npz", **arrays, classes=np.array(["a", "b"]))
@@ -457,6 +468,7 @@ FILES: dict[str, tuple[Change, list[tuple[str, ...]]]] = {
                 "--id-column",
                 "person",
                 *SMALL,
+                "--no-ledger",
                 "--run-folder",
                 "new",
             )
@@ -500,7 +512,7 @@ BASES = {
     "audit": ("audit", "plan.json", *AUDIT),
     "report": ("report", "done", "-q"),
 }
-NOT_TRIED = {"help", "config", "resume", "data_folder", "ledger", "spend"}
+NOT_TRIED = {"help", "config", "resume", "data_folder", "ledger", "spend", "no_ledger", "reservation"}
 LONG = {
     "steps",
     "runs",

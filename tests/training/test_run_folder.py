@@ -87,3 +87,18 @@ def test_a_folder_with_other_files_in_it_is_taken_without_a_word(problem, tmp_pa
     (tmp_path / "notes.txt").write_text("mine")
     problem.fit(run_folder=tmp_path)
     assert read_run(tmp_path).plan.people == 100
+
+
+def test_a_folder_that_another_version_wrote_is_named(problem, tmp_path):
+    problem.fit(run_folder=tmp_path)
+    folder = RunFolder(tmp_path)
+    assert folder.version_note() is None
+    settings, result = (
+        json.loads((tmp_path / "public" / name).read_text()) for name in ("settings.json", "result.json")
+    )
+    (tmp_path / "public" / "settings.json").write_text(json.dumps(settings | {"version": "7.0"}))
+    assert "was written by version 7.0 of pdpsgd" in folder.version_note()
+    (tmp_path / "public" / "settings.json").write_text(json.dumps(settings | {"version": None}))
+    assert folder.version_note() is None  # the result says it, too
+    (tmp_path / "public" / "result.json").write_text(json.dumps(result | {"versions": {}}))
+    assert "by a version that does not say which" in folder.version_note()

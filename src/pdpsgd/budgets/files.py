@@ -219,6 +219,13 @@ class Optional:
 
 
 @dataclass(frozen=True)
+class Nullable:
+    """A part that has to be there and may be null."""
+
+    shape: Any
+
+
+@dataclass(frozen=True)
 class Each:
     """An object of any keys whose values all have one shape."""
 
@@ -253,7 +260,7 @@ def check_shape(place: str, value: Any, shape: Any) -> None:
         place: The file, and the place in it, for errors.
         value: What was read.
         shape: `str`, `bool`, `int` (at least 0), `Range`, `OneOf`, `ANY`; a list of one shape; a dictionary of shapes
-            by key, beside which there may be others; `Each` or `Optional` of a shape.
+            by key, beside which there may be others; `Each`, `Optional` or `Nullable` of a shape.
 
     Raises:
         PdpsgdError: Something is missing or of another type.
@@ -265,7 +272,7 @@ def check_shape(place: str, value: Any, shape: Any) -> None:
     """
     if shape is ANY:
         return
-    if isinstance(shape, Optional):
+    if isinstance(shape, (Optional, Nullable)):
         if value is not None:
             check_shape(place, value, shape.shape)
     elif isinstance(shape, Each):

@@ -131,6 +131,7 @@ def audit(
         shared.check_output(chart, "--chart")
         check_one_of((".svg", ".png", ".html"), chart=chart.suffix)
     plan, settings = plan_and_settings(run)
+    shared.say_other_version(run, screen)
     data = data or _benchmark(named_in(settings, "data"))
     target = None
     if data is not None:

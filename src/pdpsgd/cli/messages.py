@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from pdpsgd.errors import PdpsgdError
+from pdpsgd.errors import PdpsgdError, shown
 
 INTERRUPTED = 130
 USER_ERROR = 2
@@ -30,7 +30,7 @@ def messages_for_users() -> Iterator[None]:
     except BrokenPipeError:  # whoever read the output has seen enough
         raise
     except OSError as error:
-        where = f" of {str(error.filename)!r}" if error.filename else ""
+        where = f" of {shown(str(error.filename))}" if error.filename else ""
         _end(error, f"Expected the operating system to allow the use{where}. Got: {error.strerror or error}.")
     except MemoryError as error:
         _end(error, f"Expected enough memory for what was asked. Got too little: {error or 'none is left'}.")

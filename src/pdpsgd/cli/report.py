@@ -43,6 +43,7 @@ def report(
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if output is not None:
         shared.check_output(output, "--output")
+    shared.say_other_version(run_folder, screen)
     screen.say(f"Report: {write_run_report(run_folder, output)}")
     if json_file is not None:
         run = read_run(run_folder)

@@ -301,6 +301,15 @@ class Screen:
             self.say(f"Figures: {self.json_file}")
 
 
+def say_other_version(folder: Path, screen: Screen) -> None:
+    """Say that another version wrote a run folder, if one did."""
+    from pdpsgd.training.run_folder import RunFolder
+
+    note = RunFolder(folder).version_note() if folder.is_dir() else None
+    if note is not None:
+        screen.say(f"Note: {note}")
+
+
 def check_output(path: Path, named: str) -> None:
     """Refuse a name that no file can be written under, before time is spent on what goes into it."""
     try:

@@ -185,6 +185,7 @@ def _fit_in_ledger(
     """Reserve the run, say what it takes, and train under the reservation."""
     from pdpsgd.training.booking import book
 
+    options.check_choices()
     reserved = book(
         ledger,
         budgets=inputs.budgets,

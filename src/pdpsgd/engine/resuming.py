@@ -127,7 +127,14 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
 
 
 def _beside(path: Path, name: str) -> Path:
-    return Path(os.path.normpath(path.parent / name))
+    file = Path(os.path.normpath(path.parent / name))
+    try:
+        os.lstat(file)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):  # too long, or with a null character in it
+        fail(f"Expected the name of a file in the checkpoint {str(path)!r}. Got {shown(name)}.")
+    return file
 
 
 def _source_options(saved: Mapping[str, Any]) -> dict[str, Any]:

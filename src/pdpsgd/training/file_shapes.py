@@ -5,7 +5,7 @@ Versions differ in what they write beside it, and nothing is asked of that.
 
 from __future__ import annotations
 
-from pdpsgd.budgets.files import ANY, Each, OneOf, Optional, Range
+from pdpsgd.budgets.files import ANY, Each, Nullable, OneOf, Optional, Range
 from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE
 
 _SHARE = Range(0, 1)
@@ -80,9 +80,9 @@ AUDIT = {
         {
             "tier": str,
             "promised": _EPSILON,
-            "proven": Optional(_EPSILON),
-            "measured": Optional(_EPSILON),
-            "attack": Optional(str),
+            "proven": Nullable(_EPSILON),
+            "measured": Nullable(_EPSILON),
+            "attack": Nullable(str),
         }
     ],
 }

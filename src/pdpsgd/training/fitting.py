@@ -237,6 +237,7 @@ def fit(
         test_tiers=test_tiers,
         test_ids=test_ids,
     )
+    chosen.check_choices()
     with _in_use(chosen.run_folder):
         if reservation is None and chosen.ledger is not None:
             reservation = _book(model, inputs, plan, chosen)

@@ -289,6 +289,25 @@ class TrainingOptions(PlanOptions):
         if self.views > 1 and self.augment in (None, "none"):
             fail(f"Expected augment, to make several views of a record. Got views={self.views!r} without it.")
 
+    def check_choices(self) -> None:
+        """Refuse unknown names, and settings that the optimizer refuses, before anything is charged or written."""
+        import torch
+
+        from pdpsgd.training.components import augment_of, loss_of, optimizer_of, schedule_of
+
+        loss_of(self.loss)
+        schedule_of(self.schedule)
+        augment_of(self.augment)
+        if not callable(self.optimizer):
+            optimizer_of(
+                self.optimizer,
+                [torch.nn.Parameter(torch.zeros(1))],
+                learning_rate=self.learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                options=self.optimizer_options,
+            )
+
     def plan_or(self, plan: Plan | None, budgets: Budgets | None) -> Plan:
         """Check a ready plan against these options, or compute one.
 

@@ -39,6 +39,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ class RunFolder:
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write every option of the run, and what it knows of data and model."""
-        self._write_json("settings.json", settings)
+        self._write_json("settings.json", {"version": version("pdpsgd"), **settings})
 
     def write_schema(self, schema: Schema) -> None:
         """Write the schema of the records; a draft, which was read from them, is not public."""
@@ -299,6 +300,17 @@ class RunFolder:
             check_shape(f"{path}, line {number}", record, HISTORY)
             records.append(record)
         return records
+
+    def version_note(self) -> str | None:
+        """Say that another version wrote the folder, if one did: what it says may be meant otherwise there."""
+        here = version("pdpsgd")
+        found = self.read_settings().get("version")
+        if found is None and self.finished:
+            found = (self.read_result().get("versions") or {}).get("pdpsgd")
+        if found == here or not (self.begun or self.finished):
+            return None
+        wrote = "a version that does not say which" if found is None else f"version {found}"
+        return f"{self.path} was written by {wrote} of pdpsgd, and is read by version {here}."
 
     @property
     def promises(self) -> Path | None:
