@@ -40,6 +40,7 @@ def plan(
     drawn: str = "step",
     weights: tuple[float, float] | None = None,
     loss: str | None = None,
+    exclude_below: float | None = None,
     history: Sequence[Plan] = (),
     history_fixed: bool = False,
     max_levels: int = MAX_LEVELS,
@@ -61,6 +62,8 @@ def plan(
         drawn: "step" samples people at every step; "round" once a round (the paper's Definition 4.1).
         weights: (w1, w2) of loss_f, for mechanisms with thresholds.
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
+        exclude_below: for `dp-sgd-exclude`, the smallest epsilon of those who take part; by default the one that
+            leaves the most signal.
         history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
             as it was run. A plan that has a history itself brings it along, and what is listed beside it as well
             is counted once; list all of them if some people were not on the latest list.
@@ -103,6 +106,7 @@ def plan(
         noise_multiplier=noise_multiplier,
         drawn=drawn,
         loss=threshold_loss(weights, loss),
+        exclude_below=_threshold_of(mechanism, exclude_below),
     )
     draft = Plan(
         mechanism,
@@ -135,6 +139,14 @@ def prove(draft: Plan, by: Accountant) -> Plan:
             )
         levels.append(replace(level, proven_epsilon=cost))
     return replace(draft, levels=tuple(levels)).remember_proof()
+
+
+def _threshold_of(mechanism: str, exclude_below: float | None) -> float | None:
+    if exclude_below is not None and mechanism != "dp-sgd-exclude":
+        fail(f"Expected mechanism='dp-sgd-exclude' with exclude_below={exclude_below!r}. Got {mechanism!r}.")
+    if exclude_below is not None:
+        check_positive(exclude_below=exclude_below)
+    return exclude_below
 
 
 def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) -> str:

@@ -153,6 +153,9 @@ class PlanOptions(Options):
         None, "w1,w2 of the threshold's loss, as in 0.7,0.3", panel=PLAN
     )
     threshold_loss: str | None = option(None, "adaptive or adaptive-as-printed", panel=PLAN)
+    exclude_below: float | None = option(
+        None, "for dp-sgd-exclude, the smallest epsilon of those who take part", panel=PLAN, kind=float
+    )
     max_levels: int = option(256, "maximum number of privacy levels", panel=PLAN, kind=int)
 
     def make_plan(self, budgets: Budgets, *, history: Sequence[Plan] = (), **more: Any) -> Plan:
@@ -179,6 +182,7 @@ class PlanOptions(Options):
             "drawn": self.drawn,
             "weights": self.weights,
             "loss": self.threshold_loss,
+            "exclude_below": self.exclude_below,
             "max_levels": self.max_levels,
             "history": history,
         }

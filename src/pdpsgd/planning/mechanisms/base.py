@@ -32,6 +32,7 @@ class Request:
     noise_multiplier: float | None
     drawn: str
     loss: Loss | None
+    exclude_below: float | None = None
 
     def usable(self) -> BoolArray:
         """Return which levels allow anything and have some of it left."""

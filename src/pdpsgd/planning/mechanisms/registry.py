@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pdpsgd.planning.mechanisms import adapdp, dp_sgd, exact, idp_sgd, pdp_sgd, sampling
+from pdpsgd.planning.mechanisms import adapdp, dp_sgd, exact, excluding, idp_sgd, pdp_sgd, sampling
 from pdpsgd.planning.mechanisms.base import Mechanism
 
 MECHANISMS: dict[str, Mechanism] = {
     "dp-sgd": dp_sgd.MECHANISM,
+    "dp-sgd-exclude": excluding.MECHANISM,
     "sampling": sampling.MECHANISM,
     "adapdp": adapdp.MECHANISM,
     "pdp-sgd-fixed": pdp_sgd.FIXED,
