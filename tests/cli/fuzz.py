@@ -396,7 +396,7 @@ def damage_checkpoint(path: Path, rng: random.Random) -> None:
     key = saved.key
     how = rng.randrange(5)
     if how == 0:
-        name = rng.choice(list(tensors))
+        name = rng.choice(sorted(tensors))
         shapes = [(), (0,), (2, 2), (1,)]
         options = [
             None,
