@@ -230,7 +230,7 @@ def test_the_older_process_stops_by_itself(ledger: Ledger, monkeypatch: pytest.M
                 ledger.resume(1)  # another process
             return super().forward(input)
 
-    with pytest.raises(PdpsgdError, match="Another process has taken it over"):
+    with pytest.raises(PdpsgdError, match="nother process has taken it over"):
         fit(TakenOver(4, 2), DATA, LISTED, ledger=ledger, **{**SETTINGS, "steps": 20})
     assert (ledger.runs()[0].state, ledger.runs()[0].attempt) == ("running", 2)
 
@@ -310,3 +310,42 @@ def test_who_lowered_below_what_was_spent_is_an_exception_and_not_used(ledger: L
 def test_a_ledger_knows_no_people_without_ids(ledger: Ledger) -> None:
     with pytest.raises(PdpsgdError, match="Expected people with ids"):
         fit(network(), DATA, Budgets([1.0] * PEOPLE), ledger=ledger, **SETTINGS)
+
+
+def test_a_charge_pays_for_one_set_of_noise(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.enroll(LISTED)
+    made = ledger.plan(steps=6, batch_size=10)
+    run = ledger.reserve(made).number
+
+    def begin(checkpoint: Path | None = None) -> tuple[PrivacyEngine, nn.Module]:
+        engine, model = PrivacyEngine(), network()
+        engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=[torch.from_numpy(part) for part in DATA],
+            plan=made,
+            reservation=ledger.hold(run),
+        )
+        if checkpoint is not None:
+            engine.resume(checkpoint)
+        return engine, model
+
+    def take(engine: PrivacyEngine, model: nn.Module, steps: int) -> None:
+        for _, (inputs, targets) in zip(range(steps), engine.loader, strict=False):
+            engine.optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            engine.optimizer.step()
+
+    begin()  # a process that ends before it has released anything leaves the charge for the next one
+    engine, model = begin()
+    engine.save(tmp_path / "checkpoint")
+    take(engine, model, 2)
+    engine, model = begin()
+    with pytest.raises(PdpsgdError, match="Run 1 was begun before, and has released steps"):
+        take(engine, model, 1)
+    assert torch.equal(model.state_dict()["weight"], network().state_dict()["weight"])
+    engine, model = begin(tmp_path / "checkpoint")
+    take(engine, model, 6)
+    assert engine.steps_left == 0
+    engine.close()
+    assert ledger.check().passed

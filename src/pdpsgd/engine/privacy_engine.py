@@ -244,7 +244,7 @@ class PrivacyEngine:
                 ClearedGradients(gradients),
                 BufferWatch(module, trainable=gradients.sums),
                 attributes,
-                *([] if reservation is None else [ReservationWatch(reservation)]),
+                *([] if reservation is None else [ReservationWatch(reservation, execution)]),
                 *self._observers,
                 first_batches,  # the last one: it watches what the loop does, not what observers do
                 journal,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.engine.observers import StepObserver
@@ -9,22 +10,31 @@ from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.gradients.instrument import rules_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from pdpsgd.engine.distributed import Ranks
+    from pdpsgd.engine.execution import Execution
     from pdpsgd.ledger import ReservedRun
     from pdpsgd.planning.plans import Plan
 
 
 class ReservationWatch(StepObserver):
-    """Stops this process where another one has taken its run over."""
+    """Stops this process where another one has taken its run over, or has released steps that this one would repeat."""
 
-    def __init__(self, reservation: ReservedRun) -> None:
+    def __init__(self, reservation: ReservedRun, execution: Execution) -> None:
         self._reservation = reservation
+        self._execution = execution
+        self._is_tied = False
 
     def step_begins(self, step: int, round: int) -> None:
         """Ask the ledger, every few seconds."""
         self._reservation.check()
+
+    def step_releases(self, step: int, sums: Sequence[Tensor]) -> None:
+        """Tie the run to its random key before this process gives out any noise: one charge, one set of noise."""
+        if not self._is_tied:
+            self._reservation.tie(self._execution.source.name)
+            self._is_tied = True
 
 
 def begin_reserved(reservation: ReservedRun, plan: Plan, module: nn.Module, ranks: Ranks) -> None:

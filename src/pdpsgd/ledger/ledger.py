@@ -445,6 +445,20 @@ class Ledger:
         with self._database.writing() as connection:
             return reservations.resume(connection, run)
 
+    def tie(self, run: int, attempt: int, *, key_name: str) -> None:
+        """Tie a run to the random key of its noise, before its first release; any other key is refused from then on.
+
+        Args:
+            run: a run that is running.
+            attempt: the attempt of this process.
+            key_name: the name of the key (a digest), which reveals nothing else about it.
+
+        Raises:
+            PdpsgdError: If noise of another key was released under this reservation, or another process runs it.
+        """
+        with self._database.writing() as connection:
+            reservations.tie(connection, run, attempt, key_name)
+
     def finish(self, run: int, attempt: int) -> None:
         """End a run; it stays charged in full, however many of its steps were taken."""
         with self._database.writing() as connection:

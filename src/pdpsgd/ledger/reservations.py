@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,6 +155,26 @@ def resume(connection: Connection, run: int) -> int:
             f"Expected run {run} to be running or killed, to resume it. It is {row.state}{_remedy(row.state)}."
         )
     return _move(connection, run, "resume", {"running", "killed"}, "running", attempt=row.attempt + 1)
+
+
+def tie(connection: Connection, run: int, attempt: int, key_name: str) -> None:
+    """Note the key of the run's noise in the log, or compare it with the one noted: a charge pays for one of them."""
+    row = _row(connection, run)
+    if row.state != "running" or row.attempt != attempt:
+        fail(
+            f"Expected run {run} to be running as attempt {attempt}. It is {row.state}, attempt {row.attempt}: "
+            "another process has taken it over."
+        )
+    entries = connection.execute(select(schema.log.c.payload).where(schema.log.c.what == "tie")).scalars()
+    ties = (json.loads(payload) for payload in entries)
+    noted = next((tied["key"] for tied in ties if tied["run"] == run), None)
+    if noted is None:
+        append(connection, "tie", {"run": run, "key": key_name})
+    elif noted != key_name:
+        fail(
+            f"Run {run} was begun before, and has released steps: what it is charged for covers those. Go on from its "
+            "checkpoint (its run folder, --resume), or reserve another run. Got a beginning with other noise."
+        )
 
 
 def finish(connection: Connection, run: int, attempt: int, *, state: str) -> int:

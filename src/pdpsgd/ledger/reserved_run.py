@@ -31,6 +31,7 @@ class Book(Protocol):
     def kill(self, run: int, attempt: int) -> None: ...  # noqa: D102
     def cancel(self, run: int) -> None: ...  # noqa: D102
     def check_attempt(self, run: int, attempt: int) -> None: ...  # noqa: D102
+    def tie(self, run: int, attempt: int, *, key_name: str) -> None: ...  # noqa: D102
     def statement(self, run: int) -> Statement: ...  # noqa: D102
     def consents_of(self, run: int) -> Budgets: ...  # noqa: D102
 
@@ -127,6 +128,11 @@ class ReservedRun:
             if not self._warned:
                 warn(f"{error} The run is charged, and goes on.")
             self._warned = True
+
+    def tie(self, key_name: str) -> None:
+        """Say by which key noise is about to be given out; refused if other noise was given out for the same charge."""
+        if self._watches and self._begun:
+            self.book.tie(self.number, self.attempt, key_name=key_name)
 
     def finish(self) -> None:
         """End the run; it stays charged in full."""
