@@ -260,6 +260,7 @@ def test_own_loops_train_under_a_reservation(ledger: Ledger) -> None:
             data_loader=[torch.from_numpy(part) for part in DATA],
             plan=made,
             reservation=run,
+            record_ids=LISTED.ids,
         )
         for inputs, targets in loader:
             optimizer.zero_grad()
@@ -325,6 +326,7 @@ def test_a_charge_pays_for_one_set_of_noise(ledger: Ledger, tmp_path: Path) -> N
             data_loader=[torch.from_numpy(part) for part in DATA],
             plan=made,
             reservation=ledger.hold(run),
+            record_ids=LISTED.ids,
         )
         if checkpoint is not None:
             engine.resume(checkpoint)
@@ -349,3 +351,28 @@ def test_a_charge_pays_for_one_set_of_noise(ledger: Ledger, tmp_path: Path) -> N
     assert engine.steps_left == 0
     engine.close()
     assert ledger.check().passed
+
+
+def test_a_reserved_run_never_matches_records_by_the_order_of_the_ledger(ledger: Ledger) -> None:
+    """Somebody strict would be sampled at the rate of somebody lax."""
+    ledger.enroll(Budgets(LISTED.epsilon[::-1].copy(), ids=LISTED.ids[::-1].copy()))
+    strict = {}
+    for given in ({"budgets": LISTED}, {"record_ids": LISTED.ids}):
+        run = ledger.hold(ledger.reserve(ledger.plan(steps=6, batch_size=10)).number)
+        fit(network(), DATA, reservation=run, **given, **{**SETTINGS, "steps": None, "batch_size": None})
+        strict[next(iter(given))] = run.plan.roster
+    assert strict["budgets"].ids.tolist() == LISTED.ids.tolist()  # type: ignore[union-attr]
+    run = ledger.hold(ledger.reserve(ledger.plan(steps=6, batch_size=10)).number)
+    with pytest.raises(PdpsgdError, match=r"Expected record_ids \(the person of each record\)"):
+        fit(network(), DATA, reservation=run, progress=False)
+    assert ledger.run(run.number).state == "cancelled"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_is_not_trained_twice(ledger: Ledger, again: bool) -> None:
+    ledger.enroll(LISTED)
+    number = ledger.reserve(ledger.plan(steps=6, batch_size=10)).number
+    run = ledger.hold(number)
+    fit(network(), DATA, LISTED, reservation=run, progress=False)
+    with pytest.raises(PdpsgdError, match="finished"):
+        fit(network(), DATA, LISTED, reservation=ledger.hold(number) if again else run, progress=False)

@@ -74,8 +74,8 @@ class ManyRecords:
     ) -> Iterator[Piece]:
         """Choose records of the people who were sampled, and cut the step between people.
 
-        Guarantee: somebody without records has a row of weight 0, and what is chosen of everybody else is the same
-        whoever supplied how many records.
+        Guarantee: cuts depend on how many people were sampled and on K alone; somebody without records has a row of
+        weight 0; and what is chosen of everybody else is the same whoever supplied how many records.
 
         Args:
             people: Places on the list.
@@ -85,7 +85,7 @@ class ManyRecords:
         """
         records, starts = self.of_people.choose(people, most=self.most, source=source, step=step)
         norms = np.where(records[starts[:-1]] == NO_RECORD, 0, clip_norms).astype(clip_norms.dtype)
-        for begin, end in self._cuts(starts):
+        for begin, end in self._cuts(len(people)):
             first, last = int(starts[begin]), int(starts[end])
             piece = records[first:last], norms[begin:end], starts[begin : end + 1] - first
             if self.most == 1:
@@ -97,18 +97,15 @@ class ManyRecords:
     def _limit(self) -> int | None:
         return 1 << (self.limit.bit_length() - 1) if self.limit and self.fills else self.limit
 
-    def _cuts(self, starts: IntArray) -> Iterator[tuple[int, int]]:
-        """Yield ranges of people whose rows keep to the limit, all about the same."""
-        people, rows = len(starts) - 1, int(starts[-1])
-        if self._limit is None or rows <= self._limit:
-            yield 0, people
-            return
-        even = -(-rows // -(-rows // self._limit))
-        most, begin = min(self._limit, even + self.most - 1), 0
-        while begin < people:
-            end = int(starts.searchsorted(starts[begin] + most, side="right")) - 1
-            yield begin, end
-            begin = end
+    def _cuts(self, people: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of people, all about the same, whose rows keep to the limit whatever anybody holds.
+
+        A cut that followed the records would show how many there are, in whatever is shared by a physical batch.
+        """
+        at_once = people if self._limit is None else self._limit // self.most
+        pieces = -(-people // at_once) if people else 1
+        ends = [people * (number + 1) // pieces for number in range(pieces)]
+        yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
 def _filled(

@@ -172,7 +172,8 @@ class PrivacyEngine:
         levels, ids = people_of(plan, budgets)
         ranks = Ranks.join(device=next((parameter.device for parameter in module.parameters()), None))
         if reservation is not None:
-            begin_reserved(reservation, with_roster(plan, budgets, levels), module, ranks)
+            by_place = budgets is None and record_ids is None and record_of_person is None
+            begin_reserved(reservation, with_roster(plan, budgets, levels), module, ranks, by_place=by_place)
         records = records_of(data_loader)
         # Rows have to stay where they are: what decides is the person of a row.
         by_place = any(len(set(r.clip_scales)) > 1 for r in plan.rounds) or (records_per_person or 1) > 1

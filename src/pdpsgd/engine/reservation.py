@@ -37,9 +37,16 @@ class ReservationWatch(StepObserver):
             self._is_tied = True
 
 
-def begin_reserved(reservation: ReservedRun, plan: Plan, module: nn.Module, ranks: Ranks) -> None:
+def begin_reserved(
+    reservation: ReservedRun, plan: Plan, module: nn.Module, ranks: Ranks, *, by_place: bool
+) -> None:
     """Begin a reserved run on rank 0; what can be refused without looking at a record is refused before."""
     reservation.check_plan(plan)
+    if by_place and not reservation.in_order_of_records:
+        fail(
+            "Expected record_ids (the person of each record), to know whose record is whose: a ledger has its people "
+            "in an order of its own. Got none."
+        )
     list(rules_of(module))
     refused = None
     if ranks.first:

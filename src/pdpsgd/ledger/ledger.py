@@ -422,7 +422,7 @@ class Ledger:
                 numbers = consents.numbers_of(connection, consents.texts_of(connection, np.asarray(people)))
             number = reservations.reserve(
                 connection,
-                token=token or uuid.uuid4().hex,
+                token=_checked_token(token),
                 name=name,
                 numbers=numbers,
                 levels=levels(connection, numbers),

@@ -54,6 +54,8 @@ class ReservedRun:
         self.plan = plan
         self.number, self.name = run.number, run.name
         self.state, self.attempt = run.state, run.attempt
+        self.in_order_of_records = False
+        """Whether the plan's people stand in the order of somebody's records, not in that of the ledger."""
         self._watches = watches
         self._begun = False
         self._statement: Statement | None = None

@@ -289,7 +289,6 @@ def _settings(run: Run) -> list[str]:
     }
     made = {
         **{"parameters of the model": f"{run.result.get('parameters', 0):,}"},
-        "seconds of training": run.result.get("seconds"),
         **{f"version of {name}": value for name, value in (run.result.get("versions") or {}).items()},
     }
     return [

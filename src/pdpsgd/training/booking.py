@@ -67,8 +67,7 @@ def book(
     if run is None:
         fail(refused)
     held = ledger.hold(run, watches=ranks.first)
-    if budgets is not None:
-        held.plan = in_order_of(budgets, held.plan)
+    put_in_order_of(budgets, held)
     return held
 
 
@@ -96,15 +95,20 @@ def settle(ledger: Ledger, folder: RunFolder) -> None:
         ledger.finish(run.number, run.attempt)
 
 
-def in_order_of(budgets: Budgets, plan: Plan) -> Plan:
-    """Return the plan with its people in the order of this list: without ids, records are matched by place."""
-    assert plan.roster is not None
-    levels = match_ids(plan.roster, budgets)
-    if (levels < 0).any() or len(budgets) != len(plan.roster.ids):
+def put_in_order_of(budgets: Budgets | None, reservation: ReservedRun) -> None:
+    """Put the people of a reserved plan in the order of this list: without ids, records are matched by place."""
+    if budgets is None:
+        return
+    assert reservation.plan.roster is not None
+    if not budgets.named:
+        fail("Expected people with ids: over time, a place on a list says nothing about who somebody is.")
+    levels = match_ids(reservation.plan.roster, budgets)
+    if (levels < 0).any() or len(budgets) != len(reservation.plan.roster.ids):
         fail(
             "Expected the people whom the run was reserved for. Got another list: give the one it was begun with."
         )
-    return replace(plan, roster=Roster(budgets.ids, levels, budgets.named))
+    reservation.plan = replace(reservation.plan, roster=Roster(budgets.ids, levels, budgets.named))
+    reservation.in_order_of_records = True
 
 
 def _book(

@@ -43,7 +43,6 @@ RESULT = {
         }
     ),
     "parameters": Optional(int),
-    "seconds": Optional(Range(0)),
     "versions": Optional(Each(str)),
     "ledger": Optional(
         {

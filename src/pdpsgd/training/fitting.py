@@ -20,7 +20,7 @@ from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
 from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
-from pdpsgd.training.booking import book, settle, under
+from pdpsgd.training.booking import book, put_in_order_of, settle, under
 from pdpsgd.training.components import (
     Augment,
     Loss,
@@ -56,7 +56,9 @@ CACHE_FRIENDLY = 512
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """A trained model, what it cost each level, and how good it is. Public things only.
+    """A trained model, what it cost each level, and how good it is.
+
+    Public things only, except `seconds`: the time depends on how many records people hold. No file has it.
 
     `models` are the models that `model` combines, with their weights, where the plan trained several.
     `verdict` says whether the promise holds for all, for all but some, or nothing of this is for release.
@@ -112,7 +114,6 @@ class TrainingResult:
             "levels": levels,
             "models": len(self.models),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "seconds": self.seconds,
             "versions": dict(self.versions),
             **({} if self.ledger is None else {"ledger": dict(self.ledger)}),
         }
@@ -242,6 +243,8 @@ def fit(
         if reservation is None and chosen.ledger is not None:
             reservation = _book(model, inputs, plan, chosen)
         with under(reservation):
+            if reservation is not None:
+                put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
             trainer = _trainer(model, inputs, made, chosen, reservation)
             trainer.run(
@@ -293,7 +296,8 @@ def _trainer(
     augment = augment_of(options.augment)
     # A reserved run looks at no record before it has started: there the first batch is checked.
     if augment is not None and isinstance(inputs.records, tuple) and reservation is None:
-        check_augment(augment, inputs.records[0][:4], len(inputs.records[0][:4]))
+        few = inputs.records[0][:4]
+        check_augment(augment, few, len(few), is_cut=physical is not None)
     settings = _settings(options, max_physical_batch_size=physical)
     described = {**inputs.description(), **options.description()}
     trainer = Trainer(

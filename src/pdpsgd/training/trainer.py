@@ -230,7 +230,8 @@ class Trainer:
             return  # nobody was sampled: the step is noise alone
         if self.augment is not None:
             if not self._augment_is_checked and len(targets) > 1:
-                check_augment(self.augment, inputs, len(targets))
+                is_cut = self.settings.get("max_physical_batch_size") is not None
+                check_augment(self.augment, inputs, len(targets), is_cut=is_cut)
                 self._augment_is_checked = True
             if self.views > 1:
                 inputs, targets = (repeated(part, self.views) for part in (inputs, targets))

@@ -48,3 +48,18 @@ def test_inputs_in_containers_are_looked_at_too() -> None:
         check_augment(within(mixup), inputs, 5)
     with pytest.raises(PdpsgdError, match="Expected augment to keep the 4 examples"):
         check_augment(lambda batch: batch["images"][1:], inputs, 5)
+
+
+def test_a_draw_that_all_examples_share_is_refused_where_a_step_is_cut() -> None:
+    def flip_all_or_none(x: torch.Tensor) -> torch.Tensor:
+        return -x if torch.rand(()) < 0.5 else x
+
+    def flip_each(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.rand(len(x), 1) < 0.5, -x, x)
+
+    inputs = torch.randn(6, 3)
+    with pytest.raises(PdpsgdError, match="Got one that draws once for all examples"):
+        check_augment(flip_all_or_none, inputs, 6, is_cut=True)
+    check_augment(flip_all_or_none, inputs, 6)
+    check_augment(flip_each, inputs, 6, is_cut=True)
+    check_augment(lambda x: 2 * x, inputs, 6, is_cut=True)
