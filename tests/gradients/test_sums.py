@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -69,6 +69,7 @@ def test_squared_norms_are_added_in_float64() -> None:
     zeros=st.booleans(),
     seed=st.integers(0, 99),
 )
+@example(positions=2, width=1, cancelling=1.175494351e-38, zeros=True, seed=0)
 def test_norms_by_inner_products_are_never_too_small(
     positions: int, width: int, cancelling: float, zeros: bool, seed: int
 ) -> None:
@@ -87,7 +88,8 @@ def test_norms_by_inner_products_are_never_too_small(
     gradients = (direction[:, None].double() * (inputs.double() * signs[:, None]).sum(1)[:, None], direction)
     squares = gradients[0].flatten(1).square().sum(1) + (signs.sum() * gradients[1]).double().square().sum()
     clipped.remove()
-    assert bool((norms >= squares.sqrt() * (1 - 2**-20)).all())
+    # Numbers below float32's smallest normal one may be taken for 0, in the gradients that are added as well.
+    assert bool((norms >= squares.sqrt() * (1 - 2**-20) - 1e-30).all())
     terms = float(inputs.norm(dim=2).sum(1).max() * direction.norm())
     assert bool((norms <= squares.sqrt() + 0.02 * terms).all())
 
