@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 from pdpsgd._typing import IntArray
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.engine.arguments import (
-    check_counts,
     check_criterion,
     check_module,
     check_optimizer,
@@ -24,25 +22,16 @@ from pdpsgd.engine.arguments import (
     people_of,
     with_roster,
 )
-from pdpsgd.engine.checks.attributes import PlainAttributes
-from pdpsgd.engine.checks.buffers import BufferWatch
-from pdpsgd.engine.checks.collation import check_collation
-from pdpsgd.engine.checks.first_batches import FirstBatches
+from pdpsgd.engine.assembly import LoopOptions, assemble, join_ranks, match_holdings
 from pdpsgd.engine.distributed import Ranks
-from pdpsgd.engine.earlier_training import EarlierTraining
 from pdpsgd.engine.execution import Execution
-from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, fingerprint_data
-from pdpsgd.engine.journal import JournalKeeper
 from pdpsgd.engine.loader import PrivateLoader
-from pdpsgd.engine.many_records import ManyRecords
-from pdpsgd.engine.noising import current_release
-from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
+from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
-from pdpsgd.engine.records import match_many_records, match_records, records_of
-from pdpsgd.engine.reservation import ReservationWatch, begin_reserved, circumstances_of
+from pdpsgd.engine.reservation import begin_reserved, circumstances_of
 from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.errors import fail
 from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.planning.verdict import Verdict, verdict
 from pdpsgd.sampling.source import RandomSource
@@ -157,12 +146,14 @@ class PrivacyEngine:
             fail(
                 "Expected a new PrivacyEngine for every run. Got one that has made something private before."
             )
-        check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
-        check_counts(
-            max_physical_batch_size=max_physical_batch_size,
-            steps_per_epoch=steps_per_epoch,
+        options = LoopOptions(
+            loss_reduction=loss_reduction,
+            criterion=criterion,
             views=views,
             records_per_person=records_per_person,
+            max_physical_batch_size=max_physical_batch_size,
+            steps_per_epoch=steps_per_epoch,
+            on_fresh_model=on_fresh_model,
         )
         check_optimizer(optimizer)
         check_module(module)
@@ -174,121 +165,39 @@ class PrivacyEngine:
         if reservation is not None:
             by_place = budgets is None and record_ids is None and record_of_person is None
             begin_reserved(reservation, with_roster(plan, budgets, levels), module, ranks, by_place=by_place)
-        records = records_of(data_loader)
-        # Rows have to stay where they are: what decides is the person of a row.
-        by_place = any(len(set(r.clip_scales)) > 1 for r in plan.rounds) or (records_per_person or 1) > 1
-        check_collation(records, by_place=by_place)
-        whose: dict[str, Any] = {
-            "people": len(levels),
-            "records": len(records),
-            "ids": ids,
-            "record_ids": record_ids,
-            "record_of_person": record_of_person,
-        }
-        at_once = max_physical_batch_size and max(1, max_physical_batch_size // views)
-        many = None
-        if records_per_person is not None:
-            of_people = match_many_records(**whose)
-            many = ManyRecords(of_people, records_per_person, at_once, fill=loss_reduction == "mean")
-        numbers = match_records(**whose) if many is None else many.record_of_person
-        if ranks.world_size > 1:
-            ranks.check_same(
-                plan=plan.digest,
-                people=hashlib.sha256(levels.tobytes()).hexdigest(),
-                model=describe_model(module),
-                optimizer=describe_optimizer(optimizer),
-                options=(loss_reduction, views, max_physical_batch_size, records_per_person),
-            )
-        source = ranks.share_key((source or _new_source(seed, secure=secure)).take())
-        if ranks.world_size > 1:
-            # Somebody whose record differs between ranks, or lies elsewhere, would be there twice or not at all.
-            key = source.key_bytes()
-            ranks.check_same(
-                data=records.fingerprint(key), records_of_people=_fingerprint_of(numbers, many, key)
-            )
-        ranks.broadcast_module(module)
-        plan = with_roster(plan, budgets, levels)
-
-        execution = Execution(
+        holdings = match_holdings(
+            data_loader,
+            plan,
+            options,
+            people=len(levels),
+            ids=ids,
+            record_ids=record_ids,
+            record_of_person=record_of_person,
+        )
+        source = join_ranks(
+            ranks,
+            source or _new_source(seed, secure=secure),
             plan=plan,
-            level_of_person=levels,
-            record_of_person=numbers,
-            source=source,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            max_physical_batch_size=at_once,
-            many_records=many,
-        )
-        gradients = ClippedGradients(module)
-        journal = JournalKeeper(execution, ranks)
-        attributes = PlainAttributes(module)
-        first_batches = FirstBatches(
-            gradients,
-            criterion=criterion,
-            loss_reduction=loss_reduction,
-            views=views,
-            watch_loop=self._watch_loop,
-        )
-        fresh_models = FreshModels(
-            execution=execution,
+            levels=levels,
             module=module,
             optimizer=optimizer,
-            ranks=ranks,
-            on_fresh_model=on_fresh_model,
+            options=options,
+            holdings=holdings,
         )
-        observers = Observers(
-            execution,
-            (
-                fresh_models,
-                Seeding(execution),
-                *([EarlierTraining(module, optimizer, plan)] if ranks.first else []),
-                ClearedGradients(gradients),
-                BufferWatch(module, trainable=gradients.sums),
-                attributes,
-                *([] if reservation is None else [ReservationWatch(reservation, execution)]),
-                *self._observers,
-                first_batches,  # the last one: it watches what the loop does, not what observers do
-                journal,
-            ),
-        )
-        private = PrivateOptimizer(
-            optimizer,
-            gradients=gradients,
-            execution=execution,
-            observers=observers,
-            ranks=ranks,
-            loss_reduction=loss_reduction,
-            views=views,
-            release=current_release(),
-        )
-        loader = PrivateLoader(
-            execution, records, optimizer=private, observers=observers, steps_per_epoch=steps_per_epoch
-        )
-        self._made = Run(
-            plan=plan,
-            level_of_person=levels,
-            record_of_person=numbers,
-            records=records,
+        self._made = run = assemble(
+            plan=with_roster(plan, budgets, levels),
+            levels=levels,
             module=module,
-            execution=execution,
-            gradients=gradients,
-            optimizer=private,
-            loader=loader,
+            optimizer=optimizer,
+            options=options,
+            holdings=holdings,
+            source=source,
             ranks=ranks,
-            journal=journal,
-            first_batches=first_batches,
-            attributes=attributes,
             reservation=reservation,
-            many_records=many,
-            options={
-                "loss_reduction": loss_reduction,
-                "views": views,
-                "max_physical_batch_size": max_physical_batch_size,
-                "secure": source.secure,
-                **({} if many is None else {"records_per_person": records_per_person}),
-            },
+            observers=self._observers,
+            watch_loop=self._watch_loop,
         )
-        return module, private, loader
+        return module, run.optimizer, run.loader
 
     @property
     def steps_taken(self) -> int:
@@ -447,11 +356,6 @@ class PrivacyEngine:
         if self._made is None:
             fail("Expected make_private to have been called on this engine. It has not been.")
         return self._made
-
-
-def _fingerprint_of(numbers: IntArray, many: ManyRecords | None, key: bytes) -> str:
-    of_people = numbers if many is None else (many.of_people.order, many.of_people.starts)
-    return fingerprint_data(of_people, key=key)
 
 
 def _new_source(seed: int | None, *, secure: bool) -> RandomSource:

@@ -106,7 +106,7 @@ class Trainer:
         self._clock = time.monotonic()
         self._saved = time.monotonic()
         self._log: list[dict[str, Any]] = []
-        self._pieces: list[tuple[int, float]] = []  # of the step in hand
+        self._pieces: list[tuple[int, float]] = []  # of the current step
 
     @property
     def seconds(self) -> float:
@@ -346,7 +346,7 @@ class Trainer:
 
 @contextmanager
 def _interruptible(*, catch: bool) -> Iterator[threading.Event]:
-    """Let Ctrl-C end the step in hand first; a second Ctrl-C ends at once."""
+    """Let Ctrl-C end the current step first; a second Ctrl-C ends at once."""
     interrupted = threading.Event()
     if not catch or threading.current_thread() is not threading.main_thread():
         yield interrupted
