@@ -32,6 +32,7 @@ from pdpsgd.training.components import (
     schedule_of,
     summed_loss,
 )
+from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.inputs import TrainingInputs, inputs_of
@@ -152,6 +153,7 @@ def fit(
     test_ids: ArrayLike | None = None,
     evaluate_every: int | None = None,
     max_physical_batch_size: int | None = None,
+    device: str | None = None,
     seed: int | None = None,
     secure: bool | None = None,
     run_folder: str | os.PathLike[str] | None = None,
@@ -207,6 +209,7 @@ def fit(
         evaluate_every: Steps between evaluations on test people; by default only the last model is evaluated.
         max_physical_batch_size: Examples that go through the model together (a record counts once per view). Changes
             memory and speed, not results. By default 512 on CPUs, and the whole batch on other devices.
+        device: "cpu", "cuda", "cuda:N" or "auto": the model is moved there. By default it stays where it is.
         seed: Makes the run repeatable, and so not for release.
         secure: Whether sampling and noise come from a cryptographic generator (default); not for release without.
         run_folder: Where the run leaves its plan, model, promises and figures, and checkpoints to resume from.
@@ -239,6 +242,7 @@ def fit(
         test_ids=test_ids,
     )
     chosen.check_choices()
+    move(model, chosen.device)
     with _in_use(chosen.run_folder):
         if reservation is None and chosen.ledger is not None:
             reservation = _book(model, inputs, plan, chosen)

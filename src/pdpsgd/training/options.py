@@ -245,6 +245,9 @@ class TrainingOptions(PlanOptions):
         kind=int,
         shown="512 on CPUs",
     )
+    device: str | None = option(
+        None, "cpu, cuda, cuda:N, or auto: a GPU if there is one", panel=TRAINING, shown="where the model is"
+    )
     evaluate_every: int | None = option(
         None, "steps between evaluations on test people", panel=TRAINING, kind=int, shown="steps / 20"
     )
@@ -298,7 +301,10 @@ class TrainingOptions(PlanOptions):
         import torch
 
         from pdpsgd.training.components import augment_of, loss_of, optimizer_of, schedule_of
+        from pdpsgd.training.devices import device_of
 
+        if self.device is not None:
+            device_of(self.device)
         loss_of(self.loss)
         schedule_of(self.schedule)
         augment_of(self.augment)
