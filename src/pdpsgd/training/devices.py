@@ -28,7 +28,7 @@ def device_of(name: str) -> torch.device:
         fail(f"Expected device to be {ACCEPTED}. Got {name!r}.")
     if device.type == "mps":
         fail(
-            "Expected a device that has float64, in which sums of clipped gradients are taken. Got mps, which does not: "
+            "Expected a device that has float64, in which clipped gradients are added up. Got mps, which has not: "
             "use cpu."
         )
     if device.type not in ("cpu", "cuda"):
