@@ -17,7 +17,7 @@ def test_auto_takes_a_gpu_only_where_there_is_one(monkeypatch):
 
 
 def test_a_run_on_the_cpu_by_name_is_the_run_without_a_name(problem, flat):
-    assert torch.equal(flat(problem.fit().model), flat(problem.fit(device="cpu").model))
+    assert torch.equal(flat(problem.fit()), flat(problem.fit(device="cpu")))
 
 
 @pytest.mark.parametrize(
