@@ -26,6 +26,9 @@ SOUND_SYSTEMS = (
     "sampling",
     "idp-sample",
     "idp-scale",
+    "stretching",
+    "partitioning",
+    "proper",
     "leave-out",
     "one-after-another",
 )

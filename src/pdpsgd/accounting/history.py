@@ -31,6 +31,15 @@ class Exposure(NamedTuple):
 History = tuple[Exposure, ...]
 
 
+def is_gaussian(history: History) -> bool:
+    """Return whether every step of every round samples the person: then the run is one Gaussian mechanism.
+
+    >>> is_gaussian((Exposure(1, 1.0, 20.0, 25), Exposure(1, 1.0, 30.0, 5)))
+    True
+    """
+    return all(e.participation == 1 and e.sample_rate == 1 for e in history)
+
+
 def simplify(history: History) -> History:
     """Drop what costs nothing and merge rounds that are the same mechanism.
 

@@ -15,7 +15,8 @@ from scipy.special import ndtr, ndtri
 from pdpsgd._typing import FloatArray
 from pdpsgd.accounting._dp_accounting import Losses, compose
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from pdpsgd.accounting.history import Exposure, History, is_gaussian
 from pdpsgd.accounting.rdp import RdpAccountant
 
 GRID_POINTS = 10
@@ -43,7 +44,8 @@ class PldAccountant(Accountant):
     pessimistically (connect the dots) and truncated mass counts as infinite loss. Numerical error: the
     discretization overstates epsilon by about 0.1 % (`GRID_POINTS`); what convolution in double precision may
     lose counts as infinite loss (`ROUNDING`), so small deltas, and those close to that loss, are answered by
-    the RDP accountant, which has no such floor.
+    the RDP accountant, which has no such floor. Where everybody is in every step, the run is one Gaussian
+    mechanism and the answer is its closed form.
     """
 
     name = "pld"
@@ -53,6 +55,8 @@ class PldAccountant(Accountant):
         self._rdp = RdpAccountant()
 
     def _epsilon(self, history: History, delta: float) -> float:
+        if is_gaussian(history):
+            return float(gaussian_epsilon(_gaussian_mu(history), delta))
         if delta < _smallest_delta(history):
             return self._rdp.epsilon(history, delta)
         try:
@@ -62,6 +66,8 @@ class PldAccountant(Accountant):
         return max(_epsilon_at(removing, delta), _epsilon_at(adding, delta))
 
     def _delta(self, history: History, epsilon: float) -> float:
+        if is_gaussian(history):
+            return float(gaussian_delta(_gaussian_mu(history), epsilon))
         at = np.array([epsilon])
         try:
             delta = max(float(_delta_curve(losses)(at)[0]) for losses in _distribution(history))
@@ -69,6 +75,11 @@ class PldAccountant(Accountant):
             return self._rdp.delta(history, epsilon)
         smallest = _smallest_delta(history)
         return delta if delta >= smallest else min(smallest, self._rdp.delta(history, epsilon))
+
+
+def _gaussian_mu(history: History) -> float:
+    """The mu of a history in which every step samples the person: squares of 1/sigma add up, exactly."""
+    return math.sqrt(math.fsum(e.steps / e.noise_multiplier**2 for e in history))
 
 
 def _smallest_delta(history: History) -> float:

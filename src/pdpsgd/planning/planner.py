@@ -14,6 +14,7 @@ from pdpsgd.accounting.registry import ACCOUNTANTS
 from pdpsgd.accounting.registry import accountant as accountant_by_name
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
+from pdpsgd.planning.fairness import evened_out
 from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, average_loss, make_levels, match_ids
 from pdpsgd.planning.mechanisms.base import Mechanism, Request
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
@@ -41,6 +42,8 @@ def plan(
     weights: tuple[float, float] | None = None,
     loss: str | None = None,
     exclude_below: float | None = None,
+    gamma: float = 1.0,
+    gamma_from: float | None = None,
     history: Sequence[Plan] = (),
     history_fixed: bool = False,
     max_levels: int = MAX_LEVELS,
@@ -64,6 +67,9 @@ def plan(
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
         exclude_below: for `dp-sgd-exclude`, the smallest epsilon of those who take part; by default the one that
             leaves the most signal.
+        gamma: fairness, from 1 (default: people shape the model as far as they allow) to 0 (all alike): whoever
+            allows more than the strictest is planned at mu_c^(1-gamma) mu_l^gamma (see `evened_out`).
+        gamma_from: the epsilon above which gamma draws budgets together; by default the smallest.
         history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
             as it was run. A plan that has a history itself brings it along, and what is listed beside it as well
             is counted once; list all of them if some people were not on the latest list.
@@ -97,7 +103,7 @@ def plan(
     rounded, of_person = make_levels(budgets, max_levels)
     levels, roster = _with_history(rounded, of_person, budgets, history)
     request = Request(
-        levels=levels,
+        levels=evened_out(levels, gamma, gamma_from),
         steps=total,
         batch_size=batch_size,
         accountant=by,

@@ -156,6 +156,15 @@ class PlanOptions(Options):
     exclude_below: float | None = option(
         None, "for dp-sgd-exclude, the smallest epsilon of those who take part", panel=PLAN, kind=float
     )
+    gamma: float = option(
+        1.0,
+        "fairness, from 0 (the same influence for all) to 1 (all that they allow)",
+        panel=PLAN,
+        kind=float,
+    )
+    gamma_from: float | None = option(
+        None, "epsilon above which gamma draws budgets together", panel=PLAN, kind=float, shown="the smallest"
+    )
     max_levels: int = option(256, "maximum number of privacy levels", panel=PLAN, kind=int)
 
     def make_plan(self, budgets: Budgets, *, history: Sequence[Plan] = (), **more: Any) -> Plan:
@@ -183,6 +192,8 @@ class PlanOptions(Options):
             "weights": self.weights,
             "loss": self.threshold_loss,
             "exclude_below": self.exclude_below,
+            "gamma": self.gamma,
+            "gamma_from": self.gamma_from,
             "max_levels": self.max_levels,
             "history": history,
         }

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from pdpsgd.planning.mechanisms import adapdp, dp_sgd, exact, excluding, idp_sgd, pdp_sgd, sampling
+from pdpsgd.planning.mechanisms import (
+    adapdp,
+    dp_sgd,
+    exact,
+    excluding,
+    idp_sgd,
+    partitioning,
+    pdp_sgd,
+    proper,
+    sampling,
+    stretching,
+)
 from pdpsgd.planning.mechanisms.base import Mechanism
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -15,4 +26,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "pdp-sgd-exact": exact.MECHANISM,
     "idp-sample": idp_sgd.SAMPLE,
     "idp-scale": idp_sgd.SCALE,
+    "partitioning": partitioning.MECHANISM,
+    "stretching": stretching.MECHANISM,
+    "proper": proper.MECHANISM,
 }
