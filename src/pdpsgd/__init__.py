@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pdpsgd.training.evaluation import evaluate
     from pdpsgd.training.fitting import TrainingResult, fit
     from pdpsgd.training.options import TrainingOptions
+    from pdpsgd.training.predict import load_run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "compare",
     "evaluate",
     "fit",
+    "load_run",
     "plan",
 ]
 
@@ -49,6 +51,7 @@ _LOADED_ON_USE = {
     "compare": "pdpsgd.training.comparison",
     "evaluate": "pdpsgd.training.evaluation",
     "fit": "pdpsgd.training.fitting",
+    "load_run": "pdpsgd.training.predict",
     "plan": "pdpsgd.planning.planner",
 }
 

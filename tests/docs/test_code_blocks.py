@@ -72,6 +72,31 @@ def test_the_commands_on_the_page_run(page: str, folder: Path) -> None:
             schema.write_text(schema.read_text().replace("confirmed = false", "confirmed = true"))
 
 
+def test_the_page_about_using_a_model_runs_in_order_and_both_ways_agree(folder: Path) -> None:
+    """Commands and Python of the page, block after block; without pdpsgd the answers are those of pdpsgd."""
+    _write_people(folder)
+    text = (ROOT / "docs/using-a-model.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+        if language == "text":
+            (folder / "rows.csv").write_text(body)
+        for line in body.splitlines() if language == "sh" else ():
+            result = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert result.exit_code == 0, (line, result.output, result.exception)
+            if "data schema" in line:  # the reader confirms the draft
+                schema = folder / "schema.toml"
+                schema.write_text(schema.read_text().replace("confirmed = false", "confirmed = true"))
+        if language == "python":
+            exec(compile(body, "docs/using-a-model.md", "exec"), names)
+    scored = (folder / "scored.csv").read_text().splitlines()
+    assert scored[0] == "age,job,hours,predicted_income,probability_high,probability_low"
+    assert [line.split(",")[3] for line in scored[1:]] == names["answers"]
+    probabilities = torch.softmax(names["logits"], dim=1)
+    with pytest.warns(UserWarning, match="'baker' in 'job'"):
+        own = names["model"].predict_proba("rows.csv")
+    torch.testing.assert_close(torch.from_numpy(own), probabilities)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)

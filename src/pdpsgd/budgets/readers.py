@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import narwhals as nw
 import numpy as np
@@ -45,13 +45,52 @@ def open_table(table: Any) -> tuple[Frame, Source]:
                 f"Expected a pandas or polars frame, or a path to a .csv or .parquet file. Got {type(table).__name__}."
             )
     path = Path(table)
+    is_csv = _check_is_table(path)
+    frame = _read_csv(path) if is_csv else _read_parquet(path)
+    return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2 if is_csv else 0)
+
+
+def count_rows(path: Path) -> int:
+    """Count the rows of a table without holding them."""
+    import polars
+
+    return int(_scan(path).select(polars.len()).collect().item())
+
+
+def table_batches(path: Path, rows: int) -> Iterator[tuple[Frame, Source]]:
+    """Yield a `.csv` or `.parquet` file as frames of so many rows, in order; column types are those of the whole."""
+    import polars
+
+    is_csv = _check_is_table(path)
+    first_row = 2 if is_csv else 0
+    try:
+        for part in _scan(path).collect_batches(chunk_size=rows, maintain_order=True, lazy=True):
+            for start in range(0, len(part), rows):
+                piece = part.slice(start, rows)
+                yield nw.from_native(piece, eager_only=True), Source(path.name, first_row)
+                first_row += len(piece)
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError) as error:
+        _fail_to_read(path, "a table (CSV, in UTF-8)" if is_csv else "a Parquet file", error)
+
+
+def _scan(path: Path) -> Any:
+    import polars
+
+    if not _check_is_table(path):
+        _check_parquet(path)
+        return _read(polars.scan_parquet, path, "a Parquet file", glob=False)
+    _check_csv(path)
+    return _read(polars.scan_csv, path, "a table (CSV, in UTF-8)", infer_schema_length=None, glob=False)
+
+
+def _check_is_table(path: Path) -> bool:
+    """Refuse what is no table by its name, or not there; tell whether it is a CSV file."""
     suffix = path.suffix.lower()
     if suffix not in KINDS:
         fail(f"Expected a file that ends in .csv or .parquet. Got {str(path)!r}.")
     if not _is_file(path):
         fail(f"Expected a .csv or .parquet file at {str(path)!r}. There is no such file.")
-    frame = _read_csv(path) if suffix == ".csv" else _read_parquet(path)
-    return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2 if suffix == ".csv" else 0)
+    return suffix == ".csv"
 
 
 def _is_file(path: Path) -> bool:
@@ -61,7 +100,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _read_csv(path: Path) -> Any:
+def _check_csv(path: Path) -> None:
     start = first_bytes(path, "a table (CSV)")
     if not start.strip():
         fail(f"Expected a table (CSV) with a line of column names at {str(path)!r}. Got an empty file.")
@@ -71,16 +110,26 @@ def _read_csv(path: Path) -> Any:
             "Save it as CSV in UTF-8." if "text" in kind else "Unpack it, or give it the ending of its kind."
         )
         fail(f"Expected a table (CSV, in UTF-8) at {str(path)!r}. Got {kind}. {remedy}")
+
+
+def _read_csv(path: Path) -> Any:
     import polars
+
+    _check_csv(path)
 
     # All rows are looked at for a column's type: a late odd value makes text, not an error.
     return _read(polars.read_csv, path, "a table (CSV, in UTF-8)", infer_schema_length=None)
 
 
-def _read_parquet(path: Path) -> Any:
+def _check_parquet(path: Path) -> None:
     if not first_bytes(path, "a Parquet file").startswith(b"PAR1"):
         fail(f"Expected a Parquet file at {str(path)!r}. Got something else: it does not begin with PAR1.")
+
+
+def _read_parquet(path: Path) -> Any:
     import polars
+
+    _check_parquet(path)
 
     return _read(polars.read_parquet, path, "a Parquet file", glob=False)
 
@@ -91,8 +140,12 @@ def _read(reader: Callable[..., Any], path: Path, what: str, **options: Any) -> 
     try:
         return reader(path, **options)
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise PdpsgdError(f"Expected {what} at {str(path)!r}. It cannot be read: {reason[0]}") from error
+        _fail_to_read(path, what, error)
+
+
+def _fail_to_read(path: Path, what: str, error: Exception) -> NoReturn:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    raise PdpsgdError(f"Expected {what} at {str(path)!r}. It cannot be read: {reason[0]}") from error
 
 
 def read_columns(

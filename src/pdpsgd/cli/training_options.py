@@ -262,7 +262,7 @@ def with_features(inputs: TrainingInputs, preset: str | None, say: Callable[[str
     if made.features == "scattering":
         images = len(inputs.records[0]) + (0 if inputs.test_data is None else len(inputs.test_data[0]))
         say(f"Computing the {made.features} features of {images:,} images: a minute or two for 40,000.")
-    return inputs.with_features(made.features_of)
+    return inputs.with_features(made.features, made.features_of)
 
 
 def make_network(

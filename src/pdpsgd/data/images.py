@@ -32,7 +32,7 @@ class ImageData:
 
     `ids` say whose record each is: as given, else the file's path, else the position, and then `named` is
     false. `classes_declared` is false where the number of classes was read from the targets.
-    `notes` are what a reader of any result must be told.
+    `pixels` is false where inputs were other numbers than bytes. `notes` are what a reader of any result must be told.
     """
 
     inputs: torch.Tensor
@@ -44,6 +44,7 @@ class ImageData:
     notes: tuple[str, ...] = ()
     named: bool = True
     classes_declared: bool = True
+    pixels: bool = True
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -91,6 +92,7 @@ def load_npz(path: str | Path) -> ImageData:
         notes,
         named="ids" in arrays,
         classes_declared="classes" in arrays,
+        pixels=arrays["inputs"].dtype == np.uint8 and inputs.dim() == 4,
     )
 
 
@@ -140,18 +142,21 @@ def _npz_arrays(path: Path) -> dict[str, Array]:
 
 
 def _inputs(values: Array, place: str) -> torch.Tensor:
+    inputs = arranged(values, place)
+    return _scaled(inputs) if values.dtype == np.uint8 else inputs
+
+
+def arranged(values: Array, place: str) -> torch.Tensor:
+    """Return numbers as float32, images with their channels first; what is not finite is refused."""
     import torch
 
     if values.ndim < 2 or values.dtype.kind not in "uif":
         fail(f"Expected numbers, people first, in {place}. Got {values.dtype} {values.shape}.")
-    pixels = values.dtype == np.uint8
     if values.ndim == 3:
         values = values[:, None]  # gray images
     elif values.ndim == 4 and values.shape[3] in (1, 3) and values.shape[1] not in (1, 3):
         values = values.transpose(0, 3, 1, 2)
     inputs = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
-    if pixels:
-        return _scaled(inputs)
     wrong = torch.nonzero(~torch.isfinite(inputs.flatten(1)).all(1))
     if len(wrong):
         fail(f"Expected finite numbers in {place}. Got something else in record {int(wrong[0, 0])}.")
@@ -213,22 +218,24 @@ def _read_folder(
         fail(
             f"Expected only the classes {', '.join(map(repr, classes))} in {str(root)!r}. Got {unknown[0]!r}."
         )
-    files = [(path, index) for index, name in enumerate(classes) for path in _image_files(root / name)]
+    files = [(path, index) for index, name in enumerate(classes) for path in image_files(root / name)]
     pixels = np.empty((len(files), 3 if color else 1, *size), dtype=np.float32)
     for place, (path, _) in enumerate(files):
-        pixels[place] = _read_image(path, size, color)
+        pixels[place] = read_image(path, size, color)
     targets = torch.tensor([index for _, index in files], dtype=torch.int64)
     return _scaled(torch.from_numpy(pixels)), targets, [path for path, _ in files]
 
 
-def _image_files(folder: Path) -> Iterator[Path]:
+def image_files(folder: Path) -> Iterator[Path]:
+    """Find all images in a folder and below, sorted."""
     if folder.is_dir():
         yield from sorted(
             path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file()
         )
 
 
-def _read_image(path: Path, size: tuple[int, int], color: bool) -> Array:
+def read_image(path: Path, size: tuple[int, int], color: bool) -> Array:
+    """Read an image as bytes, channels first, brought to a size (height, width)."""
     try:
         from PIL import Image, ImageOps
     except ImportError:

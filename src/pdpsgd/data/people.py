@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.data.preprocessing import Pixels, Preprocessing
 from pdpsgd.errors import check_probability, fail
 from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
 
@@ -30,7 +31,8 @@ class PeopleData:
     `named` says whether ids are people's own, or only the places of their records in the data. `notes` are what a
     reader of any result must be told. `learned_from_data` says that ranges, categories or classes were read from the
     records, which no promise covers.
-    `test_ids` are None where test people are not known by name (a benchmark's own test set).
+    `test_ids` are None where test people are not known by name (a benchmark's own test set). `preprocessing` says how
+    records became inputs.
     """
 
     name: str
@@ -45,6 +47,7 @@ class PeopleData:
     notes: tuple[str, ...] = ()
     named: bool = True
     learned_from_data: bool = False
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -189,6 +192,10 @@ def _benchmark(name: str, folder: str | Path | None) -> PeopleData:
         test_inputs=loaded.test_inputs,
         test_targets=loaded.test_targets,
         notes=loaded.notes,
+        preprocessing=Preprocessing(
+            "images",
+            pixels=Pixels(loaded.largest_pixel, loaded.normalization.mean, loaded.normalization.std),
+        ),
     )
 
 
@@ -247,6 +254,7 @@ def _table(
         notes=encoded.notes,
         named=declared.id_column is not None,
         learned_from_data=not declared.confirmed,
+        preprocessing=Preprocessing("table", schema=declared),
     )
 
 
@@ -276,4 +284,5 @@ def _images(name: str, loaded: Any, *, repeated_ids: bool) -> PeopleData:
         test_targets=loaded.test_targets,
         notes=loaded.notes,
         learned_from_data=not loaded.classes_declared,
+        preprocessing=Preprocessing("images", pixels=Pixels()) if loaded.pixels else Preprocessing(),
     )

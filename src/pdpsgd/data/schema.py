@@ -113,7 +113,15 @@ class Schema:
     @classmethod
     def from_toml(cls, text: str, *, source: str = "the schema") -> Schema:
         """Read a schema from TOML; errors name the place."""
-        content = parse_toml(text, source)
+        return cls.from_dict(parse_toml(text, source), source=source)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the file says, as plain values."""
+        return parse_toml(self.to_toml(), "the schema")
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], *, source: str = "the schema") -> Schema:
+        """Make a schema from plain values, as in its file; errors name the place."""
         _check_keys(content, {"label": str, "classes": list}, {"id_column": str, "confirmed": bool}, source)
         columns = content.get("columns", {})
         if not isinstance(columns, dict):

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd.budgets.readers import Frame, Source, column_names, open_table
+from pdpsgd.data.remarks import Remarks
 from pdpsgd.data.schema import (
     NOT_PRIVATE,
     Categorical,
@@ -88,11 +89,8 @@ def encode(
             fail(
                 f"Expected the schema to ignore column {name!r}, which holds budgets. It is a feature there."
             )
-    parts = [_encode_column(frame, name, schema.columns[name], source) for name in schema.features]
-    if not parts:
-        fail("Expected at least one numeric or categorical column in the schema. Got none.")
     return TabularData(
-        inputs=torch.from_numpy(np.concatenate(parts, axis=1)),
+        inputs=torch.from_numpy(encode_features(frame, schema, source)),
         targets=torch.from_numpy(_encode_label(frame, schema, source)),
         ids=_ids(frame, schema, source, people, repeated_ids=repeated_ids),
         classes=schema.classes,
@@ -103,12 +101,35 @@ def encode(
     )
 
 
-def _encode_column(frame: Frame, name: str, column: Column, source: Source) -> Floats:
-    _require(frame, name, source)
+def encode_features(frame: Frame, schema: Schema, source: Source, remarks: Remarks | None = None) -> Floats:
+    """Encode the features of a table, which needs no label and no ids; `remarks` counts what is unusual in it."""
+    missing = [name for name in schema.features if name not in frame.columns]
+    if len(missing) == 1:
+        _require(frame, missing[0], source)
+    if missing:
+        fail(
+            f"Expected the columns {', '.join(map(repr, missing))}, as the schema says, in {source.name}. Its columns "
+            f"are {column_names(frame)}."
+        )
+    parts = [_encode_column(frame, name, schema.columns[name], source, remarks) for name in schema.features]
+    if not parts:
+        fail("Expected at least one numeric or categorical column in the schema. Got none.")
+    return np.concatenate(parts, axis=1)
+
+
+def _encode_column(
+    frame: Frame, name: str, column: Column, source: Source, remarks: Remarks | None
+) -> Floats:
     if isinstance(column, Numeric):
-        return _encode_numbers(_numbers(frame, name, source), column)
+        numbers = _numbers(frame, name, source)
+        if remarks is not None:
+            remarks.see_numbers(name, numbers, column)
+        return _encode_numbers(numbers, column)
     assert isinstance(column, Categorical)
-    return _encode_categories(cells(frame[name]), column)
+    values = cells(frame[name])
+    if remarks is not None:
+        remarks.see_categories(name, values, column)
+    return _encode_categories(values, column)
 
 
 def _encode_numbers(values: npt.NDArray[np.float64], column: Numeric) -> Floats:

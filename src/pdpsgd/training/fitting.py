@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -35,8 +35,9 @@ from pdpsgd.training.components import (
 from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
-from pdpsgd.training.inputs import TrainingInputs, inputs_of
+from pdpsgd.training.inputs import TrainingInputs, inputs_of, shape_of
 from pdpsgd.training.leftovers import remove_leftovers
+from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
@@ -422,12 +423,35 @@ def _finish(
     )
     if folder is not None and engine.ranks.first:
         folder.write_history(trainer.history)
-        folder.write_model(model)
+        folder.write_model(model, _describe_model(models, inputs, trainer.description))
         promised = inputs.budgets if reservation is None else reservation.promises()
         if promised is not None:
             folder.write_promises(plan, promised)
         folder.write_result(result.to_dict())
     return result
+
+
+def _describe_model(
+    models: Sequence[tuple[float, nn.Module]], inputs: TrainingInputs, known: Mapping[str, Any]
+) -> ModelDescription:
+    """Say what has to be known of a model to use it."""
+    shape = shape_of(inputs.records)
+    network = NetworkDescription.of(
+        models[0][1],
+        input_shape=shape,
+        outputs=len(inputs.classes) or None,
+        name=known.get("model"),
+        activation=known.get("activation"),
+        models=len(models),
+    )
+    return ModelDescription(
+        network=network,
+        preprocessing=inputs.preprocessing,
+        shape=inputs.shape,
+        features=inputs.features,
+        classes=inputs.classes,
+        confirmed=not inputs.learned_from_data,
+    )
 
 
 def _spent(trainer: Trainer) -> tuple[Spent, ...]:

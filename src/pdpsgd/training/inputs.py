@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.data.people import PeopleData
+from pdpsgd.data.preprocessing import Preprocessing
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class TrainingInputs:
     learned_from_data: bool = False
     without_promise: int = 0
     ledger_off: bool = False
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    features: str | None = None
+    shape: tuple[int, ...] | None = None
+    """The shape of one record before features were made of it."""
 
     @classmethod
     def from_people(
@@ -59,6 +64,8 @@ class TrainingInputs:
             notes=data.notes,
             schema=data.schema,
             learned_from_data=data.learned_from_data,
+            preprocessing=data.preprocessing,
+            shape=data.input_shape,
         )
 
     @property
@@ -66,11 +73,11 @@ class TrainingInputs:
         """The shape of one example, where records are tensors."""
         return tuple(self.records[0].shape[1:])
 
-    def with_features(self, features_of: Callable[[Any], Any]) -> TrainingInputs:
-        """Replace every input by its features, each computed from that input alone."""
+    def with_features(self, name: str, features_of: Callable[[Any], Any]) -> TrainingInputs:
+        """Replace every input by its features of that name, each computed from that input alone."""
         inputs, targets = self.records
         test = None if self.test_data is None else (features_of(self.test_data[0]), self.test_data[1])
-        return replace(self, records=(features_of(inputs), targets), test_data=test)
+        return replace(self, records=(features_of(inputs), targets), test_data=test, features=name)
 
     def description(self) -> dict[str, Any]:
         """Describe the data for the settings of a run; empty where nothing is known of it."""
@@ -125,15 +132,23 @@ def inputs_of(
             test_tiers=tiers,
             test_ids=tested,
         )
+    records = as_tensors(data)
     return TrainingInputs(
-        records=as_tensors(data),
+        records=records,
         budgets=people,
         record_ids=record_ids,
         record_of_person=record_of_person,
         test_data=as_tensors(test_data),
         test_tiers=tiers,
         test_ids=test_ids,
+        shape=shape_of(records),
     )
+
+
+def shape_of(records: Any) -> tuple[int, ...] | None:
+    """Return the shape of one record, where records are one tensor."""
+    inputs: Any = records[0] if isinstance(records, tuple) and records else None
+    return tuple(inputs.shape[1:]) if hasattr(inputs, "shape") else None
 
 
 def as_tensors(data: Any) -> Any:

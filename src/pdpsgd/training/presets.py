@@ -95,14 +95,7 @@ class Preset:
 
     def features_of(self, images: Tensor) -> Tensor:
         """Say what the preset's network is given of these images, each image's by itself."""
-        check_one_of(FEATURES, features=self.features)
-        if self.features == "scattering":
-            from pdpsgd.models.scattering import scattering_features
-
-            return scattering_features(images)
-        from pdpsgd.models.standardization import PIXELS
-
-        return PIXELS[self.features](images)
+        return features_of(self.features, images)
 
     def make_model(self, data: HasShape, *, progress: Progress | None = None) -> nn.Module:
         """Make the preset's network for data with its features.
@@ -124,6 +117,18 @@ class Preset:
         if self.start == "drawn":
             start_from_synthetic(made, self.dataset, features_of=self.features_of, progress=progress)
         return made
+
+
+def features_of(name: str, images: Tensor) -> Tensor:
+    """Compute the features of that name, each image's from that image alone."""
+    check_one_of(FEATURES, features=name)
+    if name == "scattering":
+        from pdpsgd.models.scattering import scattering_features
+
+        return scattering_features(images)
+    from pdpsgd.models.standardization import PIXELS
+
+    return PIXELS[name](images)
 
 
 _CNN = Preset(

@@ -8,6 +8,7 @@
 | `schema.toml` | the schema of the records, if somebody confirmed it |
 | `history.jsonl` | figures over the steps, on test people |
 | `model.safetensors` | the trained model; loads without pdpsgd |
+| `model.json` | network, preprocessing and classes, also in the metadata of the model |
 | `result.json` | the summary, with the verdict |
 | `report.html` | the page |
 | `audit.json` | what an audit measured, as far as it is public |
@@ -21,6 +22,7 @@
 | `reservation.json` | only with a ledger: the token under which the run is reserved in it |
 | `steps.jsonl` | only if asked for: batch sizes, training losses |
 | `schema-draft.toml` | a schema that was read from the records, until somebody confirms it |
+| `model.json` | here, where ranges, categories or classes were read from the records |
 | `audit.json` | what an audit computed from people's records |
 
 Never written unless asked for: who was sampled, sizes of batches, training losses. What belongs to a plan that is not
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.data.schema import Schema
     from pdpsgd.planning.plans import Plan
+    from pdpsgd.training.model_description import ModelDescription
 
 PUBLIC, PEOPLE, PRIVATE = "public", "people", "private"
 OF_0_1 = ("result.json", "checkpoint.safetensors", "plan.json", "SENSITIVE-do-not-publish-plan.json")
@@ -114,6 +117,19 @@ class RunFolder:
     def journal(self) -> Path:
         """Digests of the sums that noise was added to since the checkpoint; as secret as the key."""
         return self.path / PRIVATE / "checkpoint.journal"
+
+    @property
+    def model(self) -> Path:
+        """The weights of the trained model."""
+        return self.public / "model.safetensors"
+
+    def model_descriptions(self) -> list[Path]:
+        """Say where the description of the model may be: in public/, or in private/ if some of it is."""
+        return (
+            [self.path / folder / "model.json" for folder in (PUBLIC, PRIVATE)]
+            if self.public.is_dir()
+            else []
+        )
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -210,14 +226,25 @@ class RunFolder:
         )
         write_atomically(self._place("promises.csv", plan, folder=PEOPLE), text.getvalue())
 
-    def write_model(self, model: nn.Module, *, name: str = "model.safetensors") -> None:
-        """Write the model's state, under the names that the bare model has."""
+    def write_model(
+        self,
+        model: nn.Module,
+        description: ModelDescription | None = None,
+        *,
+        name: str = "model.safetensors",
+    ) -> None:
+        """Write the model's state, under the names that the bare model has, and what has to be known to use it."""
         import safetensors.torch
 
         state: dict[str, Tensor] = {
             key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()
         }
-        write_atomically(self.public / name, safetensors.torch.save(state))
+        # One key: safetensors writes several in no certain order.
+        known = None if description is None else {"pdpsgd": description.public_part().to_json()}
+        write_atomically(self.public / name, safetensors.torch.save(state, metadata=known))
+        if description is not None:
+            folder = PUBLIC if description.confirmed else PRIVATE
+            write_atomically(self.path / folder / "model.json", description.to_json())
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write the summary; its presence means that the run has ended."""

@@ -37,6 +37,7 @@ class Dataset:
     normalization: Normalization
     source: str
     notes: tuple[str, ...] = ()
+    largest_pixel: int = 255
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -70,6 +71,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None, download: b
         entry.normalization,
         source,
         notes,
+        entry.largest_pixel,
     )
 
 

@@ -1,0 +1,118 @@
+"""`pdpsgd predict`: the model of a run, on new rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdpsgd.cli import shared
+from pdpsgd.cli.shared import option
+from pdpsgd.errors import check_positive, fail
+from pdpsgd.training.options import OUTPUT
+
+AT_ONCE = 16_384
+
+
+def predict(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="run folder, a copy of its public/, or a model.safetensors file", show_default=False
+        ),
+    ],
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            help=".csv, .parquet or .npz file, image, or folder of images; needs no labels, ids or budgets",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        option(
+            "--output", "-o", help=".csv or .parquet file to write", panel=OUTPUT, show_default="the screen"
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        option(
+            "--columns", help="columns of ROWS to repeat: names, or none", panel=OUTPUT, show_default="all"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(
+            "--model", help="your network, as module:function", panel=OUTPUT, show_default="as it was trained"
+        ),
+    ] = None,
+    at_once: Annotated[int, option("--rows-at-once", help="rows held in memory", panel=OUTPUT)] = AT_ONCE,
+    json_file: shared.JsonFile = None,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Predict for new rows with the model of a run: a class and its probabilities, or a number, for each row.
+
+    Rows are read, predicted and written some at a time, so a file may be larger than memory. Unknown categories,
+    numbers outside their range and missing values are counted and said; a column that is missing is refused.
+
+    Using a model is post-processing: it costs nobody any more privacy.
+
+    \b
+    Examples:
+      pdpsgd predict runs/people-pdp-sgd-exact rows.csv -o scored.csv
+      pdpsgd predict runs/people-pdp-sgd-exact rows.parquet -o scored.parquet --columns person
+      pdpsgd predict runs/photos-pdp-sgd-exact new-photos/ -o scored.csv
+    """
+    from pdpsgd.training.predict import load_run
+    from pdpsgd.training.scored_files import ENDINGS, write_scored
+
+    screen = shared.Screen(quiet=quiet, json_file=json_file)
+    check_positive(rows_at_once=at_once)
+    if output is None and json_file == "-":
+        fail("Expected --output FILE with --json -: both would go to the screen. Got none.")
+    if output is not None:
+        shared.check_output(output, "--output")
+        if output.suffix.lower() not in ENDINGS:
+            fail(f"Expected --output to end in {', '.join(ENDINGS)}. Got {str(output)!r}.")
+    if output is None:
+        screen.console.stderr = True  # the answers have the screen for themselves
+    loaded = load_run(run, model=model)
+    for note in _notes(run, loaded):
+        screen.say(f"Note: {note}")
+    kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    with screen.bars() as bars:
+        scored = write_scored(
+            loaded,
+            rows,
+            output,
+            columns=[] if kept == ["none"] else kept,
+            at_once=at_once,
+            tell=_progress(rows, bars) if output is not None else None,
+        )
+    for sentence in scored.remarks.sentences():
+        screen.say(f"Note: {sentence}")
+    if output is not None:
+        screen.say(f"Scored:  {output} ({scored.rows:,} rows)")
+    screen.write_json(shared.dump({**scored.remarks.to_dict(), "rows": scored.rows, "output": str(output)}))
+
+
+def _progress(rows: Path, bars: Any) -> Any:
+    """Return what shows progress, where the number of rows is known and they are many."""
+    from pdpsgd.data.rows import number_of_rows
+
+    total = None if bars is None else number_of_rows(rows)
+    if total is None or total <= AT_ONCE:
+        return None
+    return lambda done: bars("rows", done, total)
+
+
+def _notes(run: Path, loaded: Any) -> list[str]:
+    """Say what speaks against handing the answers on: a run that is not for release."""
+    from pdpsgd.training.run_folder import RunFolder
+
+    folder = RunFolder(run)
+    if run.is_dir() and folder.finished:
+        note = folder.read_result().get("release_note")
+        return [] if note is None else [f"The model is not for release, and so are its answers: {note}"]
+    return [] if loaded.description.confirmed else ["The model is not for release."]
