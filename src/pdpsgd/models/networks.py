@@ -144,11 +144,12 @@ BUILT_IN: dict[str, BuiltIn] = {
 }
 
 
-def by_name(name: str, *, input_shape: Shape, classes: int, activation: str | None = None) -> nn.Module:
+def by_name(name: str, *, input_shape: Shape, classes: int | None, activation: str | None = None) -> nn.Module:
     """Return a built-in network, or the user's own as `module:function`, for this input shape and number of classes.
 
     The function is called with those of `input_shape`, `classes` and `activation` that it has parameters for,
-    and returns a torch module that gives one logit for each class. It may live in the working directory.
+    and returns a torch module that gives one logit for each class. It may live in the working directory. Where
+    `classes` is None, an own function decides.
 
     >>> count_parameters(by_name("linear", input_shape=(1, 8, 8), classes=10))
     650
@@ -162,7 +163,7 @@ def by_name(name: str, *, input_shape: Shape, classes: int, activation: str | No
             f"Expected inputs of shape {built_in.input_shape} for model {name!r}. Got {tuple(input_shape)}. "
             f"'tabular' and 'linear' take any shape."
         )
-    return built_in.make(tuple(input_shape), classes, activation)
+    return built_in.make(tuple(input_shape), classes or 1, activation)
 
 
 def default_network(input_shape: Shape) -> str:

@@ -87,7 +87,7 @@ class NetworkDescription:
         from pdpsgd.models.networks import by_name
 
         return by_name(
-            self.name, input_shape=self.input_shape, classes=self.outputs or 1, activation=self.activation
+            self.name, input_shape=self.input_shape, classes=self.outputs, activation=self.activation
         )
 
 
