@@ -183,7 +183,7 @@ def test_a_network_of_ones_own_is_found_by_its_name_or_given(problem, tmp_path, 
     sys.path.remove(str(tmp_path))
     del sys.modules["own_networks"]
     monkeypatch.chdir(tmp_path / "run")
-    with pytest.raises(pdpsgd.PdpsgdError, match="trained as 'own_networks:Small'.*--model module:function"):
+    with pytest.raises(pdpsgd.PdpsgdError, match=r"trained as 'own_networks:Small'.*--model module:function"):
         pdpsgd.load_run(tmp_path / "run")
     exec(source, module)
     given = pdpsgd.load_run(tmp_path / "run", model=module["Small"]())

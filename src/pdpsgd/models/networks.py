@@ -144,7 +144,9 @@ BUILT_IN: dict[str, BuiltIn] = {
 }
 
 
-def by_name(name: str, *, input_shape: Shape, classes: int | None, activation: str | None = None) -> nn.Module:
+def by_name(
+    name: str, *, input_shape: Shape, classes: int | None, activation: str | None = None
+) -> nn.Module:
     """Return a built-in network, or the user's own as `module:function`, for this input shape and number of classes.
 
     The function is called with those of `input_shape`, `classes` and `activation` that it has parameters for,
