@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.fuzz import AUDIT, PLAN, RESUME, TRAIN, Case, edit, make_case, make_folder, run_case
+from tests.cli.fuzz.cases import Case, edit, make_case
+from tests.cli.fuzz.folder import AUDIT, PLAN, RESUME, TRAIN, make_folder
+from tests.cli.fuzz.runner import run_case
 
 CASES, CHUNK = 240, 30
 

@@ -31,10 +31,23 @@ class LedgerUnavailable(PdpsgdError):
 
 
 class Database:
-    """Connections to one ledger's database, a new one for every transaction, so that processes may fork."""
+    """Connections to one ledger's database, a new one for every transaction, so that processes may fork.
 
-    def __init__(self, place: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> None:
+    Args:
+        place: the path of a file, or a URL.
+        timeout: seconds to wait for another process.
+        find_damage: says what is wrong with the tables, or None; asked where using them has failed.
+    """
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        timeout: float = TIMEOUT,
+        find_damage: Callable[[Connection], str | None],
+    ) -> None:
         self.url = _url(place)
+        self._find_damage = find_damage
         self.timeout = timeout
         self.is_file = self.url.startswith("sqlite")
         self.engine = _engine(self.url, timeout)
@@ -130,9 +143,20 @@ class Database:
         except DBAPIError as error:
             raise LedgerUnavailable(self._sentence(error.orig or error, outcome)) from error
         except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("sqlite3", "psycopg", "sqlalchemy"):
+            if type(error).__module__.partition(".")[0] in ("sqlite3", "psycopg", "sqlalchemy"):
+                raise LedgerUnavailable(self._sentence(error, outcome)) from error
+            damage = self._damage()
+            if damage is None:
                 raise
-            raise LedgerUnavailable(self._sentence(error, outcome)) from error
+            raise LedgerUnavailable(
+                f"The ledger at {self.name} was damaged or edited; {outcome}. {damage}. Put back a copy, or see what "
+                "pdpsgd ledger check finds."
+            ) from error
+
+    def _damage(self) -> str | None:
+        """Look for damage, in a transaction of its own."""
+        with self.engine.connect() as connection, connection.begin():
+            return self._find_damage(connection)
 
     def _sentence(self, error: BaseException, outcome: str) -> str:
         text = " ".join(str(error).split())

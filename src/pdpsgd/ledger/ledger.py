@@ -21,6 +21,7 @@ from pdpsgd.errors import check_not_negative, check_probability, fail
 from pdpsgd.ledger import charges, consents, reservations, schema, series, views
 from pdpsgd.ledger.amounts import UNLIMITED
 from pdpsgd.ledger.checking import check
+from pdpsgd.ledger.damage import find_damage
 from pdpsgd.ledger.database import TIMEOUT, Database, insert
 from pdpsgd.ledger.log import GENESIS, append
 from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares, with_cost_of_adaptivity
@@ -58,13 +59,13 @@ class Ledger:
 
     def __init__(self, place: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> None:
         """Open a ledger: the path of a file, or a URL postgresql://..."""
-        self._database = Database(place, timeout=timeout)
+        self._database = Database(place, timeout=timeout, find_damage=find_damage)
         self._database.check_version()
 
     @classmethod
     def create(cls, place: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Ledger:
         """Create an empty ledger in a new file, or in a database that has none."""
-        database = Database(place, timeout=timeout)
+        database = Database(place, timeout=timeout, find_damage=find_damage)
 
         def fill(connection: Connection) -> None:
             insert(connection, schema.ledger, [(uuid.uuid4().hex, schema.SCHEMA_VERSION, "", 0, GENESIS)])
