@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,7 @@ def _option_case(rng: random.Random) -> Case:
     return Case(what, (*command, spelling, *value), lambda folder: None, _fine(command))
 
 
+@cache
 def _options_of(command: tuple[str, ...]) -> list[Any]:
     """The options that a command offers and that are tried."""
     found: Any = get_command(app)
