@@ -35,7 +35,7 @@ lint: $(VENV)/.ready-test
 	$(LINT)
 
 fuzz: $(VENV)/.ready-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.cli.fuzz 10000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.cli.fuzz 10000 $(FUZZ)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.training.killed 1000
 
 bench: $(VENV)/.ready-bench

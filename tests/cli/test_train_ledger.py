@@ -141,3 +141,37 @@ def test_the_environment_names_the_ledger(
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "january", "--quiet"))
     assert Ledger("elsewhere.ledger").runs()[0].state == "finished"
     assert not Path("people.ledger").exists()
+
+
+MIXING = "from torch import nn\ndef mixing(): return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))\n"
+
+
+def test_what_is_refused_after_booking_leaves_neither_a_folder_nor_a_charge(
+    run: Callable[..., Any], people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mixing_network.py").write_text(MIXING)
+    monkeypatch.syspath_prepend(".")
+    refused = ("train", people, *TABLE, *SMALL, "--model", "mixing_network:mixing", "--run-folder", "run")
+    result = run(*refused)
+    assert result.exit_code == 2, result.output
+    assert not Path("run").exists()
+    ledger = Ledger("people.ledger")
+    assert [each.state for each in ledger.runs()] == ["cancelled"]
+    made = ledger.reserve(ledger.plan(steps=6, batch_size=20))
+    assert run(*refused, "--reservation", made.number).exit_code == 2
+    assert not Path("run").exists()
+    assert ledger.run(made.number).state == "reserved"  # made before, for later: it is still there
+    check(run("train", people, *TABLE, *SMALL, "--run-folder", "run", "--reservation", made.number))
+    assert ledger.run(made.number).state == "finished"
+
+
+def test_nothing_is_booked_for_a_folder_that_another_process_uses(
+    run: Callable[..., Any], people: Path
+) -> None:
+    from pdpsgd.training.run_folder import RunFolder
+
+    with RunFolder("run").in_use():
+        result = run("train", people, *TABLE, *SMALL, "--run-folder", "run")
+    assert result.exit_code == 2
+    assert "Expected a run folder that is not in use" in words(result)
+    assert Ledger("people.ledger").runs() == []

@@ -27,7 +27,7 @@ from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, simu
 from pdpsgd.audit.result import DIRAC, AuditResult
 from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
 from pdpsgd.audit.shadow import train_shadow_models
-from pdpsgd.errors import fail
+from pdpsgd.errors import check_not_negative, fail
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.plans import Plan
 
@@ -137,6 +137,8 @@ def audit(
     within each among tiers and choices.
     """
     began = time.monotonic()
+    if seed is not None:
+        check_not_negative(seed=seed)
     if shadow_models is None:
         shadow_models = affordable_shadow_models(plan, target)
     attacks = 1 + (runs > 0) + 2 * (target is not None and example_canaries > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,24 +183,28 @@ def _fit_in_ledger(
     asked: TrainingLedger,
     screen: shared.Screen,
 ) -> TrainingResult:
-    """Reserve the run, say what it takes, and train under the reservation."""
-    from pdpsgd.training.booking import book
+    """Reserve the run, say what it takes, and train under the reservation.
+
+    The folder is this process's own before anything is reserved for it.
+    """
+    from pdpsgd.engine.distributed import is_first_rank
+    from pdpsgd.training.booking import book, given_up_after_errors
 
     options.check_choices()
-    reserved = book(
-        ledger,
-        budgets=inputs.budgets,
-        options=options.changed(spend=asked.spend),
-        plan=plan,
-        folder=RunFolder(str(options.run_folder)),
-        number=asked.reservation,
-    )
-    try:
-        announce(reserved, ledger.place, asked.spend, screen)
-        return _fit(network, inputs, _with_evaluation(options, reserved.plan), reservation=reserved)
-    except BaseException:
-        reserved.give_up()
-        raise
+    folder = RunFolder(str(options.run_folder))
+    with folder.in_use() if is_first_rank() else nullcontext():
+        _check_folder(options, None)  # another process may have been faster
+        reserved = book(
+            ledger,
+            budgets=inputs.budgets,
+            options=options.changed(spend=asked.spend),
+            plan=plan,
+            folder=folder,
+            number=asked.reservation,
+        )
+        with given_up_after_errors(reserved, folder):
+            announce(reserved, ledger.place, asked.spend, screen)
+            return _fit(network, inputs, _with_evaluation(options, reserved.plan), reservation=reserved)
 
 
 def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **how: Any) -> TrainingResult:

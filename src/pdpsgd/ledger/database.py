@@ -29,6 +29,9 @@ PART = 8_192
 class LedgerUnavailable(PdpsgdError):
     """A database that cannot be read or written now: locked, full, or out of reach. Nothing is half-done."""
 
+    may_be_written = False
+    """Whether the last write may have gone through: the connection was lost while it was committed."""
+
 
 class Database:
     """Connections to one ledger's database, a new one for every transaction, so that processes may fork.
@@ -128,10 +131,14 @@ class Database:
             except BaseException:
                 transaction.rollback()
                 raise
-            with self._explained(
-                "whether it was written is not known: look at pdpsgd ledger runs before going on"
-            ):
-                transaction.commit()
+            try:
+                with self._explained(
+                    "whether it was written is not known: look at pdpsgd ledger runs before going on"
+                ):
+                    transaction.commit()
+            except LedgerUnavailable as error:
+                error.may_be_written = True
+                raise
 
     @contextmanager
     def _explained(self, outcome: str) -> Iterator[None]:

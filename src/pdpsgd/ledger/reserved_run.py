@@ -56,6 +56,8 @@ class ReservedRun:
         self.state, self.attempt = run.state, run.attempt
         self.in_order_of_records = False
         """Whether the plan's people stand in the order of somebody's records, not in that of the ledger."""
+        self.cancels = True
+        """Whether an error before the start cancels the reservation; not so for one that was made for later."""
         self._watches = watches
         self._begun = False
         self._statement: Statement | None = None
@@ -143,7 +145,10 @@ class ReservedRun:
         self.state = "finished"
 
     def give_up(self) -> None:
-        """End the run after an error: cancelled if it has not begun, else killed, charged and free to be resumed."""
+        """End the run after an error: cancelled if it has not begun, else killed, charged and free to be resumed.
+
+        One that has not begun and is not `cancels` stays reserved.
+        """
         if not self._watches or self.state in ("finished", "killed", "cancelled"):
             return
         # The error that led here is what the user must see; what cannot be told to the ledger stays charged.
@@ -151,9 +156,16 @@ class ReservedRun:
             if self._begun:
                 self.book.kill(self.number, self.attempt)
                 self.state = "killed"
-            elif self.book.run(self.number).state == "reserved":
+            elif self.cancels and self.book.run(self.number).state == "reserved":
                 self.book.cancel(self.number)
                 self.state = "cancelled"
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether nothing was begun under the reservation, and nothing of it is left to this process."""
+        return not self._begun and (
+            self.state == "cancelled" or (self.state == "reserved" and not self.cancels)
+        )
 
     def promises(self) -> Budgets:
         """Return what the people on the run's list allowed over all runs when it began."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.ledger import Ledger, ReservedRun
+from pdpsgd.ledger import Ledger, LedgerUnavailable, ReservedRun
 from pdpsgd.planning.levels import Roster, match_ids
 
 if TYPE_CHECKING:
@@ -52,37 +52,52 @@ def book(
         The run, reserved and charged; `begin` starts it.
 
     Raises:
-        PdpsgdError: If somebody does not allow the run, or the folder belongs to another one.
+        PdpsgdError: If somebody does not allow the run, or the folder belongs to another one. Nothing is reserved then.
     """
     ranks = Ranks.join(device=device)
-    found: tuple[int | None, str] = (None, "")
+    found: tuple[int | None, bool, str] = (None, False, "")
     if ranks.first:
         try:
-            found = (_book(ledger, budgets, options, plan, folder, number), "")
+            found = (*_book(ledger, budgets, options, plan, folder, number), "")
         except PdpsgdError as error:
             if ranks.world_size == 1:
                 raise
-            found = (None, str(error))
-    run, refused = ranks.broadcast_object(found)
+            found = (None, False, str(error))
+    run, is_new, refused = ranks.broadcast_object(found)
     if run is None:
         fail(refused)
-    held = ledger.hold(run, watches=ranks.first)
-    put_in_order_of(budgets, held)
+    try:
+        held = ledger.hold(run, watches=ranks.first)
+        held.cancels = number is None
+        put_in_order_of(budgets, held)
+    except PdpsgdError:
+        if is_new and ranks.first:
+            _take_back(ledger, run, folder, cancels=number is None)
+        raise
     return held
 
 
 @contextmanager
-def under(reservation: ReservedRun | None) -> Iterator[None]:
+def under(reservation: ReservedRun | None, folder: RunFolder | None) -> Iterator[None]:
     """Finish a run at the end of the block; after an error it is cancelled if it has not begun, else killed."""
     if reservation is None:
         yield
         return
+    with given_up_after_errors(reservation, folder):
+        yield
+    reservation.finish()
+
+
+@contextmanager
+def given_up_after_errors(reservation: ReservedRun, folder: RunFolder | None) -> Iterator[None]:
+    """Give a run up after an error; of one that has not begun nothing stays in its folder."""
     try:
         yield
     except BaseException:
         reservation.give_up()
+        if folder is not None and reservation.taken_back:
+            folder.forget_reservation()
         raise
-    reservation.finish()
 
 
 def settle(ledger: Ledger, folder: RunFolder) -> None:
@@ -102,8 +117,9 @@ def put_in_order_of(budgets: Budgets | None, reservation: ReservedRun) -> None:
     assert reservation.plan.roster is not None
     if not budgets.named:
         fail("Expected people with ids: over time, a place on a list says nothing about who somebody is.")
-    levels = match_ids(reservation.plan.roster, budgets)
-    if (levels < 0).any() or len(budgets) != len(reservation.plan.roster.ids):
+    same_number = len(budgets) == len(reservation.plan.roster.ids)
+    levels = match_ids(reservation.plan.roster, budgets) if same_number else None
+    if levels is None or (levels < 0).any():
         fail(
             "Expected the people whom the run was reserved for. Got another list: give the one it was begun with."
         )
@@ -118,14 +134,15 @@ def _book(
     plan: Plan | None,
     folder: RunFolder | None,
     number: int | None,
-) -> int:
+) -> tuple[int, bool]:
+    """Return the run, and whether it is new to the folder."""
     known = None if folder is None else _known(ledger, folder)
     if known is not None:
-        return known
+        return known, False
     if number is not None:
         if folder is not None:
             folder.write_reservation(ledger.id, ledger.run(number).token)
-        return number
+        return number, True
     if options.accountant not in (None, "certificate") or "history" in options.plan_options:
         fail(
             "Expected a ledger without an accountant and without a history: runs of a ledger are counted by "
@@ -150,7 +167,21 @@ def _book(
     if folder is not None:
         folder.make().write_reservation(ledger.id, token)
     name = "" if folder is None else folder.path.name
-    return ledger.reserve(made, name=name, token=token).number
+    try:
+        return ledger.reserve(made, name=name, token=token).number, True
+    except PdpsgdError as error:
+        if folder is not None and not (isinstance(error, LedgerUnavailable) and error.may_be_written):
+            folder.forget_reservation()
+        raise
+
+
+def _take_back(ledger: Ledger, run: int, folder: RunFolder | None, *, cancels: bool) -> None:
+    """Undo a booking that cannot be used; where the ledger cannot be told, the folder keeps the note of it."""
+    with suppress(PdpsgdError):
+        if cancels:
+            ledger.cancel(run)
+        if folder is not None:
+            folder.forget_reservation()
 
 
 def _known(ledger: Ledger, folder: RunFolder) -> int | None:
@@ -170,6 +201,11 @@ def _known(ledger: Ledger, folder: RunFolder) -> int | None:
         )
     run = ledger.find(note["token"])
     if run is None or run.state == "cancelled":
+        if folder.begun:
+            fail(
+                f"Expected the run that was begun in {str(folder.path)!r} in the ledger {ledger.place}. It is not "
+                "there, by the token in private/reservation.json: the note or the ledger is another one than then."
+            )
         return None
     if run.state == "finished":
         fail(

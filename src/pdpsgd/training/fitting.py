@@ -244,10 +244,10 @@ def fit(
     )
     chosen.check_choices()
     move(model, chosen.device)
-    with _in_use(chosen.run_folder):
+    with _in_use(chosen.run_folder, again=reservation is not None):
         if reservation is None and chosen.ledger is not None:
             reservation = _book(model, inputs, plan, chosen)
-        with under(reservation):
+        with under(reservation, None if chosen.run_folder is None else RunFolder(chosen.run_folder)):
             if reservation is not None:
                 put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
@@ -263,9 +263,9 @@ def fit(
                 trainer.engine.close()
 
 
-def _in_use(folder: str | os.PathLike[str] | None) -> AbstractContextManager[None]:
+def _in_use(folder: str | os.PathLike[str] | None, *, again: bool) -> AbstractContextManager[None]:
     """Keep other processes out of the run folder; among ranks, the first does."""
-    return RunFolder(folder).in_use() if folder is not None and is_first_rank() else nullcontext()
+    return RunFolder(folder).in_use(again=again) if folder is not None and is_first_rank() else nullcontext()
 
 
 def _book(

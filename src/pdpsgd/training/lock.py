@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,31 +13,35 @@ from pathlib import Path
 from pdpsgd.budgets.files import lock
 from pdpsgd.errors import fail
 
-_HELD: set[str] = set()
-"""Lock files of this process, from which the operating system does not protect it."""
+_HELD: dict[str, int] = {}
+"""Lock files of this process, from which the operating system does not protect it, and the thread that took each."""
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
+def locked(file: Path, *, again: bool = False) -> Iterator[None]:
     """Hold a lock, which the operating system takes back from a process that dies.
 
     Args:
         file: The lock's file, made here and removed at the end. One that a killed process left is no obstacle.
+        again: Whether this thread may hold it already; then whoever took it first gives it back.
 
     Raises:
         PdpsgdError: Another process holds it, or the file cannot be made.
     """
     name = os.path.realpath(file)
+    if again and _HELD.get(name) == threading.get_ident():
+        yield
+        return
     if name in _HELD:
         fail(
             f"Expected a run folder that is not in use. Got {str(file.parents[1])!r}, used by this process already."
         )
     descriptor = _acquire(file)
-    _HELD.add(name)
+    _HELD[name] = threading.get_ident()
     try:
         yield
     finally:
-        _HELD.discard(name)
+        _HELD.pop(name, None)
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)  # while it is held: see `_acquire`
         os.close(descriptor)

@@ -132,16 +132,19 @@ class RunFolder:
         )
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep other processes out of the folder, which is made if need be; one that is still empty is removed."""
+    def in_use(self, *, again: bool = False) -> Iterator[None]:
+        """Keep other processes out of the folder, which is made if need be; one that is still empty is removed.
+
+        With `again`, whoever called may have it in use already, as has who books a run before training it.
+        """
         self.check_layout()
         new = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
-            with locked(self.make().path / PRIVATE / "lock"):
+            with locked(self.make().path / PRIVATE / "lock", again=again):
                 yield
         finally:
-            with contextlib.suppress(OSError):  # there is something in it
-                for folder in (*(self.path / name for name in (PUBLIC, PEOPLE, PRIVATE)), *new):
+            for folder in (*(self.path / name for name in (PUBLIC, PEOPLE, PRIVATE)), *new):
+                with contextlib.suppress(OSError):  # there is something in it
                     folder.rmdir()
 
     @property
@@ -254,6 +257,10 @@ class RunFolder:
         """Note the reservation of this run, before it is made."""
         self.make()
         self._write_json("reservation.json", {"ledger": ledger, "token": token}, folder=PRIVATE)
+
+    def forget_reservation(self) -> None:
+        """Remove the note of a reservation that was taken back before the run began."""
+        (self.path / PRIVATE / "reservation.json").unlink(missing_ok=True)
 
     def read_reservation(self) -> dict[str, str] | None:
         """Read under which token the run is reserved in which ledger; None where there is none."""

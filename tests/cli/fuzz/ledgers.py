@@ -77,6 +77,7 @@ def what_is_kept(path: Path) -> bytes:
     ]
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as plain:
+            plain.text_factory = bytes
             return repr([plain.execute(query).fetchall() for query in queries]).encode()
     except (sqlite3.Error, OverflowError):
         return path.read_bytes()
