@@ -7,7 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from pdpsgd import Budgets, PdpsgdError, Plan, plan
+from pdpsgd import Budgets, PdpsgdError, Plan, PromiseBroken, plan
+from pdpsgd.accounting import accountant
+from pdpsgd.accounting.certificates import KAPPA, allowance
+from pdpsgd.accounting.history import EarlierRun, exposures_of, split
 from pdpsgd.planning.as_published import plan_as_published
 
 
@@ -63,6 +66,7 @@ def test_each_earlier_plan_counts_once_however_they_are_chained() -> None:
         people, steps=20, batch_size=8, history=[january, january, february]
     )  # January was run twice
     assert len(again.levels[0].history) == len(both.levels[0].history) + 1
+    assert all(isinstance(run, EarlierRun) for run in again.levels[0].history)
     assert Plan.from_json(both.to_json()).counted == both.counted
 
 
@@ -74,7 +78,7 @@ def test_whoever_was_absent_from_one_list_keeps_their_past() -> None:
     february = plan(without, steps=20, batch_size=8, history=[january])
     march = plan(everybody, steps=20, batch_size=8, history=[january, february])
     levels = march.level_of_person(everybody)
-    assert march.levels[levels[0]].history == (january.rounds[0].exposure(0),)
+    assert exposures_of(march.levels[levels[0]].history) == (january.rounds[0].exposure(0),)
     assert len(march.levels[levels[1]].history) == 2
     with pytest.raises(
         PdpsgdError, match="1 people on this list are not on that plan's, and what they spent"
@@ -161,8 +165,8 @@ def test_a_revised_list_is_matched_by_id_with_the_list_as_it_was(read_back: Plan
     later = plan(revised, steps=20, batch_size=10, history=[known])
     spent = {e: known.history_of(i) for i, e in enumerate((1.0, 4.0))}
     level_of = dict(zip(IDS, later.level_of_person(revised), strict=True))
-    assert later.levels[level_of["p20"]].history == spent[4.0]
-    assert later.levels[level_of["p0"]].history == spent[1.0]
+    assert exposures_of(later.levels[level_of["p20"]].history) == spent[4.0]
+    assert exposures_of(later.levels[level_of["p0"]].history) == spent[1.0]
 
 
 def test_people_without_ids_are_attached_in_the_same_order_only() -> None:
@@ -237,3 +241,96 @@ def test_history_without_people_is_refused_with_the_remedy() -> None:
         .verify()
         .kept
     )
+
+
+@pytest.fixture(scope="module")
+def three_months() -> tuple[Plan, Plan, Plan]:
+    """Plans that each count the ones before, whose results were seen; half of the people are stricter."""
+    lists = [Budgets(np.repeat([a, 2 * a], 200), ids=np.arange(400)) for a in (0.5, 0.75, 1.0)]
+    january = plan(lists[0], steps=40, batch_size=40)
+    february = plan(lists[1], steps=40, batch_size=40, history=[january])
+    return january, february, plan(lists[2], steps=40, batch_size=40, history=[january, february])
+
+
+def test_earlier_runs_add_up_within_what_the_filter_allows(three_months: tuple[Plan, Plan, Plan]) -> None:
+    """Squares of mu within B and d within D of the promise, whatever was seen in between (design of the ledger)."""
+    march = three_months[2]
+    for index, level in enumerate(march.levels):
+        runs = split(level.history)[0]
+        assert len(runs) == 2
+        # What the next plan would count for March, which is what March was planned with.
+        after = plan(
+            Budgets(np.repeat([5.0, 6.0], 200), ids=np.arange(400)), steps=5, batch_size=40, history=[march]
+        )
+        total = split(after.levels[index].history)[0]
+        assert total[:2] == runs
+        allowed = allowance(level.epsilon, level.delta)
+        assert 0.99 * allowed.b < sum(run.mu**2 for run in total) <= allowed.b * (1 + 1e-9)
+        assert sum(run.d for run in total) <= allowed.d
+        shares = [run.d / (KAPPA * level.delta) for run in total]
+        np.testing.assert_allclose(shares, [0.25, 0.1875, 0.140625])
+
+
+def test_certificates_cost_a_few_percent_beside_plans_that_were_fixed_beforehand(
+    three_months: tuple[Plan, Plan, Plan],
+) -> None:
+    january, _, march = three_months
+    for index, level in enumerate(march.levels):
+        exact = accountant("pld").epsilon(exposures_of(march.history_of(index)), level.delta)
+        assert 0.85 * level.proven_epsilon < exact < level.proven_epsilon <= level.epsilon
+    later = Budgets(np.repeat([0.75, 1.5], 200), ids=np.arange(400))
+    fixed = plan(later, steps=40, batch_size=40, history=[january], history_fixed=True)
+    assert fixed.accountant == "pld"
+    assert fixed.rounds[0].noise_multiplier < three_months[1].rounds[0].noise_multiplier
+
+
+def test_whoever_has_spent_everything_in_one_run_is_told_what_that_run_cost() -> None:
+    """Not its certificate, which lies above what they allow: one run alone is proven exactly."""
+    ids = np.arange(100)
+    first = plan(Budgets(np.repeat([1.0, 2.0], 50), ids=ids), steps=50, batch_size=10)
+    second = plan(Budgets(np.repeat([1.0, 4.0], 50), ids=ids), steps=50, batch_size=10, history=[first])
+    assert second.levels[0].proven_epsilon == first.levels[0].proven_epsilon <= 1
+    assert second.people_with_nothing_left() == list(range(50))
+    assert second.verify().kept
+
+
+def test_a_plan_s_file_cannot_understate_what_earlier_runs_cost(
+    three_months: tuple[Plan, Plan, Plan],
+) -> None:
+    text = three_months[1].to_json()
+    again = Plan.from_json(text)
+    assert again == three_months[1]
+    assert again.verify().kept
+    document = json.loads(text)
+    document["levels"][0]["history"][0]["mu"] *= 0.9
+    with pytest.raises(PromiseBroken, match="which is less than it cost"):
+        Plan.from_json(json.dumps(document))
+    document = json.loads(text)
+    document["levels"][0]["history"][0]["d"] = 2e-6  # more than a tenth of delta
+    with pytest.raises(PromiseBroken):
+        Plan.from_json(json.dumps(document))
+
+
+def test_plans_of_which_one_was_chosen_after_results_are_not_fixed_together(
+    three_months: tuple[Plan, Plan, Plan],
+) -> None:
+    later = Budgets(np.full(400, 5.0), ids=np.arange(400))
+    with pytest.raises(PdpsgdError, match="leave history_fixed out"):
+        plan(later, steps=40, batch_size=40, history=[three_months[1]], history_fixed=True)
+    assert plan(later, steps=40, batch_size=40, history=[three_months[1]]).verify().kept
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "sampling", "pdp-sgd-fixed", "idp-scale", "dp-sgd-exclude"])
+def test_every_mechanism_plans_after_results(mechanism: str, three_months: tuple[Plan, Plan, Plan]) -> None:
+    later = Budgets(np.repeat([1.5, 3.0], 200), ids=np.arange(400))
+    made = plan(
+        later,
+        mechanism,
+        steps=20,
+        batch_size=40,
+        history=[three_months[0]],
+        rounds=2 if "fixed" in mechanism else None,
+    )
+    assert made.accountant == "certificate"
+    assert made.verify().kept
+    assert Plan.from_json(made.to_json()) == made

@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from pdpsgd.accounting.history import History, simplify
+from pdpsgd.accounting.history import EarlierRun, History, Past, simplify, split
+from pdpsgd.errors import fail
 
 
 class Accountant(ABC):
@@ -15,21 +16,35 @@ class Accountant(ABC):
     name: str
     proves: bool
 
-    def epsilon(self, history: History, delta: float) -> float:
+    def epsilon(self, history: Past, delta: float) -> float:
         """Return an epsilon such that the history is (epsilon, delta)-DP in both directions (add, remove)."""
-        history = simplify(history)
-        if not history:
+        earlier, fixed = split(history)
+        fixed = simplify(fixed)
+        if not (fixed or earlier):
             return 0.0
-        return self._epsilon(history, delta) if delta > 0 else math.inf
+        if delta <= 0:
+            return math.inf
+        return self._epsilon_after(earlier, fixed, delta) if earlier else self._epsilon(fixed, delta)
 
-    def delta(self, history: History, epsilon: float) -> float:
+    def delta(self, history: Past, epsilon: float) -> float:
         """Return a delta such that the history is (epsilon, delta)-DP in both directions (add, remove)."""
-        history = simplify(history)
-        return self._delta(history, epsilon) if history else 0.0
+        earlier, fixed = split(history)
+        if earlier:
+            fail(
+                "Expected a history without settled runs: these have an epsilon at the delta they were settled for."
+            )
+        fixed = simplify(fixed)
+        return self._delta(fixed, epsilon) if fixed else 0.0
 
-    def epsilons(self, histories: Sequence[History], deltas: Sequence[float]) -> list[float]:
+    def epsilons(self, histories: Sequence[Past], deltas: Sequence[float]) -> list[float]:
         """Return the epsilon of many histories, each at its own delta."""
         return [self.epsilon(h, d) for h, d in zip(histories, deltas, strict=True)]
+
+    def _epsilon_after(self, earlier: tuple[EarlierRun, ...], history: History, delta: float) -> float:
+        fail(
+            "Earlier runs whose results were seen are added up by certificates. Expected the accountant "
+            f"'certificate'. Got {self.name!r}."
+        )
 
     @abstractmethod
     def _epsilon(self, history: History, delta: float) -> float: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.accounting.history import Exposure, Past
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.errors import check_positive, check_probability, fail
 
@@ -18,7 +18,7 @@ def smallest_noise_multiplier(
     *,
     sample_rate: float,
     steps: int,
-    history: History = (),
+    history: Past = (),
     participation: float = 1.0,
     accounting: Accountant | str = "pld",
     tolerance: float = 1e-4,

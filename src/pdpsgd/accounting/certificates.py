@@ -9,8 +9,9 @@ theorem and its proof stand in `docs/theory.md`, "Runs that are chosen after res
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from pdpsgd._typing import BoolArray, FloatArray
 from pdpsgd.accounting import pld
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.gaussian import for_distinct, gaussian_delta, gaussian_epsilon, gaussian_mu
-from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.accounting.history import EarlierRun, Exposure, History, simplify
 from pdpsgd.accounting.rdp import RdpAccountant
 from pdpsgd.errors import check_not_negative, check_positive, check_probability, fail, shown
 
@@ -29,6 +30,8 @@ KAPPA = 0.1
 """The share of delta that is set aside for what Gaussians do not cover, the d of certificates."""
 MARGIN = 1e-11
 """By how much corners and mu are moved to the safe side; more where sums have many terms."""
+SHARE_OF_D = 0.25
+"""The share of what is left of KAPPA delta that a run takes as its d, where nothing else was fixed before it."""
 RATE_TOLERANCE = 1e-3
 
 
@@ -247,16 +250,41 @@ def _next_rate(low: _Point, high: _Point | None, aim: float) -> float:
     return low.rate * (high.rate / low.rate) ** min(max(share, 0.02), 0.98)
 
 
-class CertificateAccountant(Accountant):
-    """Plans a run within its share of a ledger: epsilon at delta by a certificate with d = KAPPA delta.
+def next_d(earlier: Sequence[EarlierRun], delta: float) -> float:
+    """Return the d of the run after these: a share of what they have left of KAPPA delta, fixed before its output."""
+    return max(SHARE_OF_D * (KAPPA * delta - math.fsum(run.d for run in earlier)), 0.0)
 
-    Guarantee: epsilon and delta are upper bounds, for adding and for removing a record, of this run alone; and a
-    level whose epsilon at delta stays within a budget has a certificate with d = KAPPA delta and the mu that belongs
-    to that budget, which is what a ledger adds up.
+
+@lru_cache(maxsize=1 << 12)
+def settle(exposures: History, d: float) -> EarlierRun:
+    """Compute what a run counts for once its results may have been seen: the smallest mu with this d.
+
+    Guarantee: as for `certificate`. Whoever is in every step has an exact mu, and needs no d.
+    """
+    exact = _exact_mu(simplify(exposures)) is not None
+    found = certificate(exposures, d=0.0 if exact else d)
+    return EarlierRun(found.mu, found.d, exposures)
+
+
+class CertificateAccountant(Accountant):
+    """Plans a run within its share of a ledger, or after earlier runs whose results may have been seen.
+
+    Guarantee: epsilon and delta are upper bounds, for adding and for removing a record. Without earlier runs, of this
+    run alone, by a certificate with d = KAPPA delta: a level whose epsilon stays within a budget has the mu that
+    belongs to that budget, which is what a ledger adds up. After earlier runs, of all of them together, however each
+    was chosen: squares of mu add up to what has this epsilon at (1 - KAPPA) delta, and d to at most KAPPA delta
+    (docs/theory.md, "Runs that are chosen after results").
     """
 
     name = "certificate"
     proves = True
+
+    def _epsilon_after(self, earlier: tuple[EarlierRun, ...], history: History, delta: float) -> float:
+        now = settle(history, next_d(earlier, delta)) if history else EarlierRun(0.0, 0.0, ())
+        total = compose(Certificate(run.mu, run.d) for run in (*earlier, now))
+        if not math.isfinite(total.mu) or total.d > KAPPA * delta:
+            return math.inf
+        return float(gaussian_epsilon(total.mu * (1 + MARGIN), (1 - KAPPA) * delta))
 
     def _epsilon(self, history: History, delta: float) -> float:
         return certificate(history, d=KAPPA * delta).epsilon(delta)

@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.accounting.history import EarlierRun, Exposure, History, Past
 
 
 class GdpAccountant(Accountant):
@@ -29,13 +29,15 @@ class GdpAccountant(Accountant):
         return delta_of_gaussian(total_mu(history), epsilon)
 
 
-def total_mu(history: History) -> float:
+def total_mu(history: Past) -> float:
     """Return the limit's mu of a history: rounds add in squares; participation is a second layer of sampling."""
-    return math.sqrt(math.fsum(_mu_squared(exposure) for exposure in history))
+    return math.sqrt(math.fsum(_mu_squared(entry) for entry in history))
 
 
-def _mu_squared(exposure: Exposure) -> float:
-    pi, q, sigma, steps = exposure
+def _mu_squared(entry: Exposure | EarlierRun) -> float:
+    if isinstance(entry, EarlierRun):
+        return entry.mu**2
+    pi, q, sigma, steps = entry
     inside = q * q * steps * _expm1(sigma**-2)
     return pi * pi * _expm1(inside) if pi < 1 else inside
 

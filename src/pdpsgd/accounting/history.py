@@ -40,6 +40,40 @@ def is_gaussian(history: History) -> bool:
     return all(e.participation == 1 and e.sample_rate == 1 for e in history)
 
 
+class EarlierRun(NamedTuple):
+    """A run whose results may have been seen before the next was chosen: one Gaussian, but for `d`.
+
+    `exposures` are what (mu, d) was computed from, so that anyone can compute it again.
+    """
+
+    mu: float
+    d: float
+    exposures: History
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether the person was never sampled."""
+        return all(exposure.costs_nothing for exposure in self.exposures)
+
+
+Past = tuple[Exposure | EarlierRun, ...]
+"""Earlier runs, of which each is settled by itself, and exposures that are fixed together."""
+
+
+def split(past: Past) -> tuple[tuple[EarlierRun, ...], History]:
+    """Return the earlier runs that are settled, and the exposures that are fixed together."""
+    runs = tuple(entry for entry in past if isinstance(entry, EarlierRun))
+    return runs, tuple(entry for entry in past if isinstance(entry, Exposure))
+
+
+def exposures_of(past: Past) -> History:
+    """Return all exposures in their order, those of earlier runs included."""
+    found: list[Exposure] = []
+    for entry in past:
+        found += entry.exposures if isinstance(entry, EarlierRun) else (entry,)
+    return tuple(found)
+
+
 def simplify(history: History) -> History:
     """Drop what costs nothing and merge rounds that are the same mechanism.
 

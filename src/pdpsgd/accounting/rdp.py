@@ -10,7 +10,7 @@ from scipy.special import gammaln, logsumexp
 
 from pdpsgd._typing import FloatArray
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.accounting.history import Exposure, History, Past, simplify, split
 from pdpsgd.accounting.theorems import delta_from_renyi, epsilon_from_renyi, renyi_with_participation
 
 ORDERS: tuple[float, ...] = (
@@ -43,9 +43,9 @@ class RdpAccountant(Accountant):
         self._compute_steps(history)
         return np.sum([self._renyi_of_round(e) for e in history], axis=0) if history else 0 * self.orders
 
-    def epsilons(self, histories: Sequence[History], deltas: Sequence[float]) -> list[float]:
+    def epsilons(self, histories: Sequence[Past], deltas: Sequence[float]) -> list[float]:
         """Return the epsilon of many histories; steps that share their noise are computed together."""
-        self._compute_steps([e for history in histories for e in simplify(history)])
+        self._compute_steps([e for history in histories for e in simplify(split(history)[1])])
         return super().epsilons(histories, deltas)
 
     def _epsilon(self, history: History, delta: float) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pdpsgd.accounting.history import exposures_of
 from pdpsgd.audit.bounds import bonferroni
 from pdpsgd.audit.canaries import Canaries, Tier, add_canaries, tiers_of
 from pdpsgd.audit.conformance import FALSE_ALARM_RATE, Conformance, ConformanceTest
@@ -254,7 +255,7 @@ def _dirac(work: _Audit, count: int, significance: float) -> tuple[tuple[OneRunB
     rules = []
     for place, tier in enumerate(tiers):
         work.tell("simulating", place, len(tiers))
-        history = plan.history_of(tier.levels[-1])
+        history = exposures_of(plan.history_of(tier.levels[-1]))
         simulations = max(1, min(10, 10_000_000 // max(1, count * plan.steps)))
         rules.append(
             simulated_rule(history, count, delta=tier.delta, significance=each, simulations=simulations)
@@ -352,7 +353,7 @@ def _many(work: _Audit, runs: int, significance: float) -> tuple[ManyRunsBound, 
     thresholds, balanced = (
         [
             simulated_threshold(
-                plan.history_of(tier.levels[-1]),
+                exposures_of(plan.history_of(tier.levels[-1])),
                 runs,
                 delta=tier.delta,
                 significance=each,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd._typing import BoolArray, FloatArray
-from pdpsgd.accounting.history import History
+from pdpsgd.accounting.history import History, exposures_of
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.audit.bounds import (
     bonferroni,
@@ -123,10 +123,10 @@ def many_run_bounds(
         gaussian = within = None
         if balanced_thresholds is not None:
             balanced = _counts(*own, float(np.asarray(balanced_thresholds)[place]))
-            if all(is_gaussian(plan.history_of(level)) for level in tier.levels):
+            if all(is_gaussian(exposures_of(plan.history_of(level))) for level in tier.levels):
                 gaussian = epsilon_of_gaussian(gaussian_mu(**balanced, significance=each), tier.delta)
             elif len(tier.levels) == 1:
-                history = plan.history_of(tier.levels[0])
+                history = exposures_of(plan.history_of(tier.levels[0]))
                 within = family_epsilon(history, **balanced, delta=tier.delta, significance=each)
         bounds.append(
             ManyRunsBound(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdpsgd._typing import BoolArray, FloatArray
-from pdpsgd.accounting.history import History
+from pdpsgd.accounting.history import History, exposures_of
 from pdpsgd.audit.bounds import bonferroni, one_run_epsilon, one_run_gaussian_epsilon
 from pdpsgd.audit.canaries import Canaries, Tier
 from pdpsgd.audit.scores import simulated_scores
@@ -89,7 +89,9 @@ def one_run_bounds(
         ordered = canaries.has_record[members[np.argsort(scores[members], kind="stable")]]
         tried = RULES if rules is None else (rules[place],)
         each = bonferroni(bonferroni(significance, len(canaries.tiers)), len(tried))
-        exactly_gaussian = all(is_gaussian(canaries.plan.history_of(level)) for level in tier.levels)
+        exactly_gaussian = all(
+            is_gaussian(exposures_of(canaries.plan.history_of(level))) for level in tier.levels
+        )
         found = [_apply(rule, ordered, tier, each, exactly_gaussian) for rule in tried]
         # Where nothing was shown, the rule with most guesses says best how the attack did.
         guesses, correct, measured, gaussian = max(found, key=lambda one: (one[2], one[3] or 0.0, one[0]))

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pdpsgd.accounting.history import exposures_of
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import warn
 
@@ -44,7 +45,7 @@ class EarlierTraining(StepObserver):
 def _warn_of_earlier_steps(module: nn.Module, plan: Plan) -> None:
     """Say that a module was trained before, unless the plan's history has as many steps."""
     taken = _steps_on.get(module, 0)
-    counted = max(sum(exposure.steps for exposure in level.history) for level in plan.levels)
+    counted = max(sum(exposure.steps for exposure in exposures_of(level.history)) for level in plan.levels)
     if taken > counted:
         warn(
             f"This module has taken {taken:,} private steps in this process before, and the plan counts {counted:,} as "

@@ -16,7 +16,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import log_ndtr, ndtr, ndtri, ndtri_exp
 
 from pdpsgd._typing import FloatArray
-from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.accounting.history import EarlierRun, Exposure, History, simplify
 from pdpsgd.errors import PromiseBroken
 from pdpsgd.planning.rounds import Level, Round
 
@@ -72,14 +72,63 @@ def check_claims(levels: Sequence[Level], rounds: Sequence[Round]) -> None:
     """
     for index, level in enumerate(levels):
         history = simplify(tuple(r.exposure(index) for r in rounds))
-        if not history or level.proven_epsilon is None or math.isinf(level.proven_epsilon):
-            continue
+        if not history or level.proven_epsilon is None or math.isinf(level.proven_epsilon) or level.history:
+            continue  # earlier runs are counted by `epsilon_after`
         bounds = (mu_upper_bound(history, d=level.delta / 10, fineness=fineness) for fineness in FINENESS)
         if not any(_delta(mu / (1 + AGREEMENT), level.proven_epsilon) <= 0.9 * level.delta for mu in bounds):
             raise PromiseBroken(
                 f"levels[{index}].proven_epsilon={level.proven_epsilon!r} is below what a certificate gives at "
                 f"delta={level.delta:g}. Do not train with this plan."
             )
+
+
+def epsilon_after(
+    earlier: Sequence[EarlierRun], history: History, delta: float, *, fineness: int = FINENESS[-1]
+) -> float:
+    """Compute what runs of which each may be chosen by the results of those before cost together.
+
+    Args:
+        earlier: the runs before, each with the certificate that it counts for.
+        history: what the last run exposes the person to; it takes a quarter of what is left of delta / 10 as its d.
+        delta: at which delta.
+        fineness: grid points per standard deviation of a step's loss.
+
+    Returns:
+        An upper bound on epsilon, up to `AGREEMENT`; infinite where the d do not fit into a tenth of delta.
+
+    Raises:
+        PromiseBroken: an earlier run's certificate is below what this computation finds.
+    """
+    for run in earlier:
+        if not certificate_holds(run.exposures, mu=run.mu, d=run.d):
+            raise PromiseBroken(
+                f"An earlier run is counted with mu={run.mu!r} and d={run.d!r}, which is less than it cost. Do not "
+                "train with this plan."
+            )
+    spent_d = math.fsum(run.d for run in earlier)
+    squares = [run.mu**2 for run in earlier]
+    history = simplify(history)
+    if history:
+        in_every_step = all(e.participation == 1 and e.sample_rate == 1 for e in history)
+        d = 0.0 if in_every_step else max((delta / 10 - spent_d) / 4, 0.0)
+        squares.append((mu_upper_bound(history, d=d, fineness=fineness) / (1 + AGREEMENT)) ** 2)
+        spent_d += d
+    if spent_d > delta / 10 * (1 + 1e-12):
+        return math.inf
+    return _epsilon(math.sqrt(math.fsum(squares)), 0.9 * delta)
+
+
+def _epsilon(mu: float, delta: float) -> float:
+    """The epsilon at which the Gaussian's delta is at most this one, from above."""
+    low, high = 0.0, 1.0
+    if math.isinf(mu) or _delta(mu, 0.0) <= delta:
+        return math.inf if math.isinf(mu) else 0.0
+    while _delta(mu, high) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(mu, middle) > delta else (low, middle)
+    return high
 
 
 def _delta(mu: float, epsilon: float) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pdpsgd._typing import BoolArray, FloatArray, IdArray, IntArray
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.history import History
+from pdpsgd.accounting.history import Past
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.planning.rounds import Level, Round
@@ -36,7 +36,7 @@ class Levels:
     epsilon: FloatArray
     delta: FloatArray
     people: FloatArray
-    histories: tuple[History, ...]
+    histories: tuple[Past, ...]
 
     def __len__(self) -> int:
         return int(self.epsilon.size)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pdpsgd.accounting.history import Exposure
+from pdpsgd.accounting.history import EarlierRun, Exposure
 from pdpsgd.accounting.registry import ACCOUNTANTS
 from pdpsgd.budgets.files import mapping, number, parse_json, whole
 from pdpsgd.budgets.files import text as text_of
@@ -155,8 +155,18 @@ def _level(level: Level) -> dict[str, Any]:
         "proven_epsilon": None if level.proven_epsilon is None else _finite_or_text(level.proven_epsilon),
     }
     if level.history:
-        fields["history"] = [list(exposure) for exposure in level.history]
+        fields["history"] = [_past(entry) for entry in level.history]
     return fields
+
+
+def _past(entry: Exposure | EarlierRun) -> list[float] | dict[str, Any]:
+    if isinstance(entry, EarlierRun):
+        return {
+            "mu": _finite_or_text(entry.mu),
+            "d": entry.d,
+            "exposures": [list(exposure) for exposure in entry.exposures],
+        }
+    return list(entry)
 
 
 def _round(r: Round) -> dict[str, Any]:
@@ -176,7 +186,7 @@ def _read_level(place: str, level: Any) -> Level:
     mapping(place, level)
     proven = level.get("proven_epsilon")
     history = tuple(
-        _read_exposure(f"{place}.history[{i}]", entry)
+        _read_past(f"{place}.history[{i}]", entry)
         for i, entry in enumerate(_list("history", level, place) if "history" in level else ())
     )
     return Level(
@@ -186,6 +196,17 @@ def _read_level(place: str, level: Any) -> Level:
         proven_epsilon=None if proven is None else number(f"{place}.proven_epsilon", proven),
         history=history,
     )
+
+
+def _read_past(place: str, entry: Any) -> Exposure | EarlierRun:
+    """An exposure, or a run that is counted by its certificate."""
+    if not isinstance(entry, dict):
+        return _read_exposure(place, entry)
+    mu, d = (number(f"{place}.{name}", entry.get(name)) for name in ("mu", "d"))
+    if not (mu >= 0 and 0 <= d < 1):
+        fail(f"Expected mu of at least 0 and d in [0, 1) in {place}. Got {shown(entry)}.")
+    exposures = enumerate(_list("exposures", entry, place))
+    return EarlierRun(mu, d, tuple(_read_exposure(f"{place}.exposures[{i}]", one) for i, one in exposures))
 
 
 def _read_exposure(place: str, entry: Any) -> Exposure:

@@ -10,6 +10,8 @@ import numpy as np
 
 from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.base import Accountant
+from pdpsgd.accounting.certificates import next_d, settle
+from pdpsgd.accounting.history import EarlierRun, Past, split
 from pdpsgd.accounting.registry import ACCOUNTANTS
 from pdpsgd.accounting.registry import accountant as accountant_by_name
 from pdpsgd.budgets.budgets import Budgets
@@ -70,12 +72,13 @@ def plan(
         gamma: fairness, from 1 (default: people shape the model as far as they allow) to 0 (all alike): whoever
             allows more than the strictest is planned at mu_c^(1-gamma) mu_l^gamma (see `evened_out`).
         gamma_from: the epsilon above which gamma draws budgets together; by default the smallest.
-        history: earlier plans on the same people, matched by id: what they spent counts. List a plan as often
-            as it was run. A plan that has a history itself brings it along, and what is listed beside it as well
-            is counted once; list all of them if some people were not on the latest list.
-        history_fixed: say that this plan was fixed before any result of the plans in `history` was seen. Only
-            then is the total over all of them proven (docs/promise.md, "Several runs"); otherwise the result
-            is marked not for release.
+        history: earlier plans on the same people, matched by id, in the order of time: what they spent counts, by
+            certificates, so that this plan may be chosen after looking at their results. List a plan as often as it
+            was run. A plan that has a history itself brings it along, and what is listed beside it as well is counted
+            once; list all of them if some people were not on the latest list.
+        history_fixed: say that this plan was fixed before any result of the plans in `history` was seen. Then the
+            total is computed exactly, by `accountant` (docs/promise.md, "Several runs"). Another accountant than
+            `certificate` without this leaves a result that is not for release.
         max_levels: maximum number of levels.
 
     Returns:
@@ -95,13 +98,21 @@ def plan(
     check_one_of(("step", "round"), drawn=drawn)
     check_positive(batch_size=batch_size, max_grad_norm=max_grad_norm)
     chosen = MECHANISMS[mechanism]
-    by = accountant_by_name(_accountant_name(chosen, mechanism, accountant))
+    by = accountant_by_name(
+        _accountant_name(chosen, mechanism, accountant, bool(history) and not history_fixed)
+    )
     segments = _segments(schedule, steps)
     total = _total_steps(steps, segments, noise_multiplier)
     for weak in budgets.weak_promises():
         warn(weak)
     rounded, of_person = make_levels(budgets, max_levels)
-    levels, roster = _with_history(rounded, of_person, budgets, history)
+    chosen_after_results = by.name == "certificate" and not history_fixed
+    levels, roster = _with_history(rounded, of_person, budgets, history, settled=chosen_after_results)
+    if history_fixed and any(split(past)[0] for past in levels.histories):
+        fail(
+            "Expected history_fixed with plans that were all fixed beforehand. Got a plan in the history that was "
+            "itself planned after others, by certificates: leave history_fixed out."
+        )
     request = Request(
         levels=evened_out(levels, gamma, gamma_from),
         steps=total,
@@ -139,6 +150,11 @@ def prove(draft: Plan, by: Accountant) -> Plan:
     levels = []
     for index, (level, cost) in enumerate(zip(draft.levels, costs, strict=True)):
         exposed = any(not r.exposure(index).costs_nothing for r in draft.rounds)
+        earlier, fixed = split(level.history)
+        if not exposed and len(earlier) == 1 and not fixed:
+            cost = accountant_by_name("pld").epsilon(
+                earlier[0].exposures, level.delta
+            )  # one run alone: exactly
         if exposed and cost > level.epsilon:
             raise PdpsgdError(
                 f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was computed."
@@ -155,7 +171,9 @@ def _threshold_of(mechanism: str, exclude_below: float | None) -> float | None:
     return exclude_below
 
 
-def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) -> str:
+def _accountant_name(
+    chosen: Mechanism, mechanism: str, accountant: str | None, chosen_after_results: bool
+) -> str:
     if accountant is not None:
         check_one_of(ACCOUNTANTS, accountant=accountant)
         if chosen.accountant not in (None, accountant):
@@ -164,7 +182,7 @@ def _accountant_name(chosen: Mechanism, mechanism: str, accountant: str | None) 
                 f"Got {accountant!r}. "
                 "Under another accountant use pdp-sgd-exact: it is the same mechanism."
             )
-    return chosen.accountant or accountant or "pld"
+    return chosen.accountant or accountant or ("certificate" if chosen_after_results else "pld")
 
 
 def _segments(
@@ -224,9 +242,12 @@ def _run(chosen: Mechanism, request: Request) -> list[Round]:
 
 
 def _with_history(
-    levels: Levels, of_person: IntArray, budgets: Budgets, earlier: Sequence[Plan]
+    levels: Levels, of_person: IntArray, budgets: Budgets, earlier: Sequence[Plan], *, settled: bool
 ) -> tuple[Levels, Roster]:
-    """Levels split by what their people were exposed to before, and who is on which."""
+    """Levels split by what their people were exposed to before, and who is on which.
+
+    With `settled`, each earlier plan counts as a run by itself, whose results may have been seen.
+    """
     if not earlier:
         return levels, Roster(budgets.ids, of_person, budgets.named)
     now = np.array([levels.epsilon[of_person], levels.delta[of_person]])
@@ -260,12 +281,31 @@ def _with_history(
         np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True
     )
     place = place.reshape(-1)
-    histories = tuple(
-        tuple(e for before, i in zip(earlier, kind[1:], strict=True) if i >= 0 for e in before.history_of(i))
-        for kind in kinds
-    )
+    were_on = [[(b, int(i)) for b, i in zip(earlier, kind[1:], strict=True) if i >= 0] for kind in kinds]
+    join = _settled if settled else _flat
+    histories = tuple(join(plans) for plans in were_on)
     split = replace(levels.only(kinds[:, 0]), people=people.astype(float), histories=histories)
     return split, Roster(budgets.ids, place, budgets.named)
+
+
+def _flat(plans: list[tuple[Plan, int]]) -> Past:
+    """All that people on these levels of these plans were exposed to."""
+    return tuple(entry for before, level in plans for entry in before.history_of(level))
+
+
+def _settled(plans: list[tuple[Plan, int]]) -> Past:
+    """The certificates of these plans, each fixed before its run's first output; who was not sampled pays nothing.
+
+    A plan that was computed after others has its own d, and theirs. Any other takes the default share of what those
+    before it in the list have left.
+    """
+    runs: list[EarlierRun] = []
+    for before, level in plans:
+        own, fixed = split(before.history_of(level))
+        runs += own
+        if not all(exposure.costs_nothing for exposure in fixed):
+            runs.append(settle(fixed, next_d(own or runs, before.levels[level].delta)))
+    return tuple(runs)
 
 
 def _count_once(earlier: Sequence[Plan], levels: list[IntArray]) -> list[IntArray]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdpsgd._typing import IntArray
-from pdpsgd.accounting.history import History
+from pdpsgd.accounting.history import Past
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.budgets.files import LARGE, read_text
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
@@ -84,7 +84,7 @@ class Plan:
         """The number of people on the list, used or not."""
         return sum(level.people for level in self.levels)
 
-    def history_of(self, level: int) -> History:
+    def history_of(self, level: int) -> Past:
         """Return all that a person of this level is exposed to: earlier plans, then this plan's rounds."""
         return self.levels[level].history + tuple(r.exposure(level) for r in self.rounds)
 

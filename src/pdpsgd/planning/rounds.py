@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.accounting.history import Exposure, Past
 from pdpsgd.errors import check_positive, fail
 
 MOST = 2**53
@@ -26,7 +26,7 @@ class Level:
     delta: float
     people: int
     proven_epsilon: float | None = None
-    history: History = ()
+    history: Past = ()
 
 
 @dataclass(frozen=True)

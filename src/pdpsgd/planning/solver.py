@@ -20,7 +20,7 @@ from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
-from pdpsgd.accounting.history import Exposure, History
+from pdpsgd.accounting.history import Exposure, Past
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.planning.levels import Levels
 from pdpsgd.planning.rounds import Round
@@ -369,7 +369,7 @@ def _total(levels: Levels, level: int, more: tuple[Exposure, ...], by: Accountan
 
 def _groups(levels: Levels) -> list[IntArray]:
     """Levels that share history and delta, so that one curve passes through them, each sorted by target."""
-    members: dict[tuple[History, float], list[int]] = {}
+    members: dict[tuple[Past, float], list[int]] = {}
     for level, (history, delta) in enumerate(zip(levels.histories, levels.delta, strict=True)):
         members.setdefault((history, float(delta)), []).append(level)
     return [np.array(sorted(group, key=lambda i: levels.epsilon[i])) for group in members.values()]
@@ -430,7 +430,7 @@ def _participation(
     """Each level's participation at this rate and noise; levels that are the same share one search."""
     levels = search.levels
     same = list(zip(levels.histories, levels.delta.tolist(), levels.epsilon.tolist(), strict=True))
-    known: dict[tuple[History, float, float], float] = {}
+    known: dict[tuple[Past, float, float], float] = {}
     for level, key in enumerate(same):
         if key not in known:
             known[key] = largest_within(

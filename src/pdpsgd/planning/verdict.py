@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdpsgd.accounting.history import split
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.planning.plans import Plan
 
@@ -153,12 +154,12 @@ def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:
         found.append(Reason("unproven-accountant", approximate))
     if verified is False or (verified is None and needs_to_be_verified(plan)):
         found.append(Reason("unverified-plan", "The plan was not verified."))
-    if any(level.history for level in plan.levels) and not plan.history_fixed:
+    if any(split(level.history)[1] for level in plan.levels) and not plan.history_fixed:
         found.append(
             Reason(
                 "adaptive-history",
-                "The plan counts earlier runs, and nothing says that it was fixed before their results were seen: "
-                "what is proven for all runs together may then not hold.",
+                "The plan counts earlier runs as if all had been fixed before any result was seen, and nothing says "
+                "so: what is proven for all runs together may then not hold. Plan with the accountant certificate.",
             )
         )
     return found

@@ -22,8 +22,9 @@ from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from pdpsgd._typing import FloatArray
-from pdpsgd.accounting.history import Exposure, History, simplify
+from pdpsgd.accounting.history import EarlierRun, Exposure, History, simplify, split
 from pdpsgd.errors import PdpsgdError, PromiseBroken, fail
+from pdpsgd.planning import certificate_check
 from pdpsgd.planning.rounds import Level, Round
 
 GRID_POINTS = (16, 64)
@@ -73,13 +74,14 @@ def verify(levels: Sequence[Level], rounds: Sequence[Round]) -> Verification:
             double precision can tell.
     """
     found = []
-    known: dict[tuple[History, float], float] = {}
+    known: dict[tuple[tuple[EarlierRun, ...], History, float], float] = {}
     for index, level in enumerate(levels):
-        history = simplify(level.history + tuple(r.exposure(index) for r in rounds))
-        exposed = history != simplify(level.history)
-        key = (history, level.delta)
-        for points in GRID_POINTS:
-            epsilon = known[key] if key in known else epsilon_upper_bound(history, level.delta, points=points)
+        earlier, before = split(level.history)
+        history = simplify(before + tuple(r.exposure(index) for r in rounds))
+        exposed = history != simplify(before)
+        key = (earlier, history, level.delta)
+        for finer in range(len(GRID_POINTS)):
+            epsilon = known[key] if key in known else _total(earlier, history, level.delta, finer)
             claim = math.inf if level.proven_epsilon is None else level.proven_epsilon
             broken = exposed and not epsilon <= level.epsilon
             false = claim < epsilon * (1 - AGREEMENT) - 1e-6
@@ -98,6 +100,15 @@ def verify(levels: Sequence[Level], rounds: Sequence[Round]) -> Verification:
         known[key] = epsilon
         found.append(epsilon)
     return Verification(tuple(found), tuple(level.epsilon for level in levels))
+
+
+def _total(earlier: tuple[EarlierRun, ...], history: History, delta: float, finer: int) -> float:
+    """What runs that were chosen after results cost together, or, if there is one or all were fixed, exactly."""
+    if earlier and (history or len(earlier) > 1):
+        fineness = certificate_check.FINENESS[finer]
+        return certificate_check.epsilon_after(earlier, history, delta, fineness=fineness)
+    alone = earlier[0].exposures if earlier else history
+    return epsilon_upper_bound(alone, delta, points=GRID_POINTS[finer])
 
 
 def epsilon_upper_bound(history: History, delta: float, *, points: int = GRID_POINTS[0]) -> float:
