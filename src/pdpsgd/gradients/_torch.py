@@ -52,6 +52,7 @@ __all__ = [
     "version_of",
     "without_dispatch_modes",
     "without_hooks",
+    "without_view",
 ]
 
 # The base classes, lazily initialized kinds included.
@@ -72,6 +73,11 @@ def backward_pass() -> int:
 def version_of(tensor: Tensor) -> int:
     """Return how often the tensor was changed in place; -1 where nobody counts (inference mode)."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def without_view(tensor: Tensor) -> Tensor:
+    """Return the tensor as one of its own where autograd takes it for a part of another (layers with 3-D inputs)."""
+    return tensor.data if tensor._is_view() else tensor
 
 
 # Modes -------------------------------------------------------------------------------------------------------------

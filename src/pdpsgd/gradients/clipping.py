@@ -71,6 +71,11 @@ class ClippedGradients:
         return self._recorder.anchor
 
     @property
+    def in_training_mode(self) -> bool:
+        """Whether the module is in the mode in which it is trained: that in which it was made private, or training."""
+        return self._recorder.in_training_mode
+
+    @property
     def recorded_batch_size(self) -> int | None:
         """Batch size of the backward pass that waits to be collected; None if none waits."""
         calls = self._recorder.calls
@@ -203,11 +208,11 @@ class ClippedGradients:
     @contextmanager
     def recording_in_evaluation(self) -> Iterator[None]:
         """Record evaluation passes too (the probe compares examples without dropout)."""
-        self._recorder.forced = True
+        before, self._recorder.records_evaluation = self._recorder.records_evaluation, True
         try:
             yield
         finally:
-            self._recorder.forced = False
+            self._recorder.records_evaluation = before
 
     def _add_clipped(
         self,
@@ -287,7 +292,7 @@ class ClippedGradients:
                 )
 
     def _note_untracked(self, parameter: nn.Parameter) -> None:
-        if self._recorder.module.training:
+        if self._recorder.in_training_mode:
             self._untracked.append(parameter)
 
 

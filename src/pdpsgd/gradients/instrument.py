@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from pdpsgd.gradients.rules.general import general_rule
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.gradients.shortcuts import pool, sequence
 from pdpsgd.gradients.survey import Survey, survey
-from pdpsgd.gradients.unsupported import check_module
+from pdpsgd.gradients.unsupported import check_module, is_constant_batch_norm
 
 _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Modules that in evaluation mode skip their layers for one fused operation."""
@@ -46,7 +46,12 @@ def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
     instrumented += [
         InstrumentedForward(child, recorder, partial(pool, child, child.forward)) for child in poolings
     ]
-    instrumented.append(InstrumentedForward(model, recorder, _WholeModel(model, recorder)))
+    instrumented += [
+        ConstantForward(child, recorder, child.forward)
+        for child in model.modules()
+        if is_constant_batch_norm(child)
+    ]
+    instrumented.append(InstrumentedForward(model, recorder, _WholeModel(model, recorder, instrumented)))
     return recorder, instrumented
 
 
@@ -112,16 +117,35 @@ class InstrumentedForward:
         return getattr, (self._module, "forward")
 
 
+class ConstantForward(InstrumentedForward):
+    """Stand-in for the forward of a frozen module that stays in evaluation mode, also after model.train()."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module in evaluation mode."""
+        mode, self._module.training = self._module.training, False
+        try:
+            return self._original(*args, **kwargs)
+        finally:
+            self._module.training = mode
+
+
 class _WholeModel:
     """Forward of the whole model: finds the batch size and chooses the memory layout for what happens inside.
 
     On a CPU, images are laid out channels last, where pooling and convolutions are faster. Code that insists on the
     default layout, such as x.view(batch, -1), fails then: it is run again, and from then on, in the default layout.
+
+    Where a layer is given something that has no row per example (relative positions, or examples cut into windows), the
+    module around it, which is given the examples themselves, is run by the general rule from then on.
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+    def __init__(
+        self, model: nn.Module, recorder: Recorder, instrumented: list[InstrumentedForward]
+    ) -> None:
         self._original: Callable[..., Any] = model.forward
         self._recorder = recorder
+        self._instrumented = instrumented
+        self._run_whole: set[str] = set()
         on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._channels_last = on_cpu and any(isinstance(child, nn.Conv2d) for child in model.modules())
         self._attention = any(isinstance(child, _WITH_FAST_PATH) for child in model.modules())
@@ -158,16 +182,40 @@ class _WholeModel:
             leaves, tree = pytree.tree_flatten((args, kwargs))
             structure = tree, tuple(leaf.dim() if isinstance(leaf, Tensor) else None for leaf in leaves)
         if structure not in self._surveys and self._recorder.batch_size != 0:
-            model, recorder = self._recorder.module, self._recorder
-            self._surveys[structure] = survey(
-                model,
-                self._original,
-                args,
-                kwargs,
-                recorder.batch_size,
-                lambda running: setattr(recorder, "surveying", running),
-            )
+            found = self._survey(args, kwargs)
+            while found is not None and self._widen(found.sites_without_rows()):
+                found = self._survey(args, kwargs)
+            self._surveys[structure] = found
         return self._surveys.get(structure)
+
+    def _survey(self, args: Any, kwargs: Any) -> Survey | None:
+        model, recorder = self._recorder.module, self._recorder
+        return survey(
+            model,
+            self._original,
+            args,
+            kwargs,
+            recorder.batch_size,
+            lambda running: setattr(recorder, "surveying", running),
+        )
+
+    def _widen(self, sites: Iterable[Any]) -> bool:
+        """Run the modules around these layers by the general rule; returns whether there were any new ones."""
+        modules = dict(self._recorder.module.named_modules())
+        places = [site.name for site in sites if site.name in modules]
+        around = {_place_around(place, modules) for place in places if not self._is_inside(place)}
+        for place in sorted(around - {""}):
+            if not self._is_inside(place):
+                module, site = modules[place], Site(self._recorder, place)
+                self._instrumented.insert(
+                    -1, InstrumentedForward(module, self._recorder, _by_rule(site, module, None), site)
+                )
+                self._run_whole.add(place)
+                self._surveys.clear()
+        return bool(around - {""})
+
+    def _is_inside(self, place: str) -> bool:
+        return any(f"{place}.".startswith(f"{whole}.") and place != whole for whole in self._run_whole)
 
     def _try(self, *args: Any, **kwargs: Any) -> Any:
         state = torch.get_rng_state()
@@ -194,6 +242,14 @@ def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., 
         return apply(site, module, *args, **kwargs)
 
     return by_rule
+
+
+def _place_around(place: str, modules: dict[str, nn.Module]) -> str:
+    """Return the name of the nearest module around a layer that is called; "" for the model itself."""
+    place = place.rpartition(".")[0]
+    while place and not _can_be_called(modules[place]):
+        place = place.rpartition(".")[0]
+    return place
 
 
 def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.gradients._torch import backward_pass, pytree, version_of
+from pdpsgd.gradients._torch import backward_pass, pytree, version_of, without_view
 from pdpsgd.gradients.per_example import PerExample, Workspace
 from pdpsgd.gradients.survey import Survey
 
@@ -49,7 +49,8 @@ class Recorder:
         self.channels_last = False
         self.workspace = Workspace()
         self.paused = False
-        self.forced = False
+        # A model may be trained in evaluation mode, without dropout: then it is when it is made private.
+        self.records_evaluation = not module.training
         self.surveying: Survey | None = None  # a pass over a few rows that finds out what is batched
         self.survey: Survey | None = None  # what was found, for the model's inputs as they are given
         self.calls_so_far: Counter[Site] = Counter()  # of each layer, in this forward pass
@@ -58,7 +59,12 @@ class Recorder:
 
     def active(self) -> bool:
         """Whether the running forward pass is recorded: only training passes are."""
-        return torch.is_grad_enabled() and not self.paused and (self.module.training or self.forced)
+        return torch.is_grad_enabled() and not self.paused and self.in_training_mode
+
+    @property
+    def in_training_mode(self) -> bool:
+        """Whether the module is in the mode in which it is trained."""
+        return self.module.training or self.records_evaluation
 
     def receive(self, call: Call) -> None:
         """Keep a call whose output gradient has arrived."""
@@ -146,7 +152,10 @@ class Site:
         if outputs.requires_grad:
             outputs.register_hook(receive)  # type: ignore[no-untyped-call]
             return outputs
-        # The first layer: nothing before it needs a gradient, so autograd has to be told that this does.
+        # The first layer: nothing before it needs a gradient, so autograd has to be told that this does. Its output may
+        # be overwritten, which autograd does not allow of views.
+        if outputs is not inputs:
+            outputs = without_view(outputs)
         first: Tensor = _FirstLayer.apply(self.recorder.anchor, receive, [outputs])  # type: ignore[no-untyped-call]
         return first
 

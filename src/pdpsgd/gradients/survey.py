@@ -55,6 +55,15 @@ class Survey:
             for shape, size in zip(found, SIZES, strict=True)
         )
 
+    def sites_without_rows(self) -> list[Any]:
+        """Return the layers that are called with tensors of which none has a row per example, or one row for all."""
+        found = dict.fromkeys(site for one in self._passes for site in one)
+        return [
+            site
+            for site in found
+            if any(map(_has_no_rows, zip(*(one.get(site, []) for one in self._passes), strict=False)))
+        ]
+
     def is_consistent(self) -> bool:
         """Whether an example's part of what layers are given has the same shape in all passes."""
         calls = [itertools.chain.from_iterable(one.values()) for one in self._passes]
@@ -104,6 +113,13 @@ def survey(
         if found.is_consistent():
             return found
     return None
+
+
+def _has_no_rows(shapes: tuple[Shapes, ...]) -> bool:
+    """Whether no tensor of a call, as it is in each pass, has the batch or a single row in its first dimension."""
+    leaves = [leaf for leaf in zip(*shapes, strict=False) if all(shape is not None for shape in leaf)]
+    firsts = [tuple(shape[0] if len(shape) else None for shape in leaf) for leaf in leaves if leaf]
+    return bool(firsts) and not any(first == SIZES or set(first) == {1} for first in firsts)
 
 
 def _has_rows(leaf: Any, count: int) -> bool:

@@ -19,10 +19,11 @@ def check_module(name: str, module: nn.Module) -> None:
                 f"{place} keeps running statistics of the examples, which nothing protects. "
                 "Use track_running_stats=False."
             )
-    elif isinstance(module, BATCH_NORMS):
+    elif isinstance(module, BATCH_NORMS) and not is_constant_batch_norm(module):
         fail(
             f"{place} mixes the examples of a batch, so that no example has a gradient of its own. "
-            f"Replace it, for example by nn.GroupNorm(num_groups, {module.num_features})."
+            f"Replace it, for example by nn.GroupNorm(num_groups, {module.num_features}); or, where its statistics are "
+            "public (a pretrained network), freeze it: .requires_grad_(False) and .eval(), also after model.train()."
         )
     if isinstance(module, _TIME_FIRST) and not module.batch_first:
         fail(f"{place} expects the batch in its second dimension. Build it with batch_first=True.")
@@ -35,3 +36,19 @@ def check_module(name: str, module: nn.Module) -> None:
              "which nothing protects. Use max_norm=None.")  # fmt: skip
     if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):
         fail(f"{place} has no shape yet. Run one batch through the model before making it private.")
+
+
+def is_constant_batch_norm(module: nn.Module) -> bool:
+    """Whether this is a batch normalization that treats examples one by one: frozen, by statistics of before."""
+    if not isinstance(module, BATCH_NORMS) or isinstance(module, INSTANCE_NORMS):
+        return False
+    trains = module.training or any(parameter.requires_grad for parameter in module.parameters())
+    return not trains and module.running_mean is not None and module.running_var is not None
+
+
+def train_mode(model: nn.Module) -> None:
+    """Put a model into training mode, but for batch normalizations that are constant: those stay so."""
+    constant = [child for child in model.modules() if is_constant_batch_norm(child)]
+    model.train()
+    for child in constant:
+        child.eval()

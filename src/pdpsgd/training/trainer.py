@@ -23,6 +23,7 @@ from pdpsgd.engine.resuming import check_same_run, check_same_tensors
 from pdpsgd.errors import fail
 from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
+from pdpsgd.gradients.unsupported import train_mode
 from pdpsgd.training.file_shapes import HISTORY
 from pdpsgd.training.leftovers import plain_attributes
 from pdpsgd.training.progress import ProgressBar
@@ -119,7 +120,7 @@ class Trainer:
         """Make everything private, and take up an earlier run where that is wanted."""
         folder = self.folder
         self._check_folder(resume)
-        self.model.train()
+        train_mode(self.model)
         self.engine.make_private(
             module=self.model,
             optimizer=optimizer,

@@ -79,6 +79,7 @@ class LossWatch(TorchFunctionMode):
         self._views = views
         self._criterion_is_checked = criterion_is_checked
         self._own = {id(parameter) for parameter in gradients.module.parameters()} | {id(gradients.anchor)}
+        self._gradients = gradients
         self._module = gradients.module
         self._replay: Replay | None = Replay(batch, size)
         self._random = RandomStates.now()  # where random numbers stood when the loop went on
@@ -129,6 +130,9 @@ class LossWatch(TorchFunctionMode):
                     "the model.",
                 )
 
+    def _is_training_pass(self) -> bool:
+        return self._gradients.in_training_mode and torch.is_grad_enabled()
+
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -142,7 +146,7 @@ class LossWatch(TorchFunctionMode):
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._inside += 1
-        if self._replay is None or self._inside > 1 or not _training(module):
+        if self._replay is None or self._inside > 1 or not self._is_training_pass():
             return
         self._calls += 1
         with self._finding("Whether examples mix before the model"), _paused(self):
@@ -169,7 +173,7 @@ class LossWatch(TorchFunctionMode):
 
     def _leave_model(self, module: nn.Module, args: Any, outputs: Any) -> None:
         self._inside -= 1
-        if self._replay is None or self._inside or not _training(module):
+        if self._replay is None or self._inside or not self._is_training_pass():
             return
         self._random = RandomStates.now()
         leaves = tensors(outputs)
@@ -307,10 +311,6 @@ def _taken_off() -> list[TorchFunctionMode]:
 def _put_back(modes: list[TorchFunctionMode]) -> None:
     for mode in reversed(modes):
         push_function_mode(mode)
-
-
-def _training(module: nn.Module) -> bool:
-    return module.training and torch.is_grad_enabled()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 
 from pdpsgd.errors import PdpsgdError, fail
@@ -59,9 +60,10 @@ def general_rule(
         if isinstance(module, nn.RNNBase):
             return _in_a_loop(one_example, copies, leaves, dims, batch, state_dim, site)
         try:
-            with warnings.catch_warnings():
+            # Fused attention has no gradient of its mask under vmap, and takes a learned bias for one.
+            with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                outputs = vmap(one_example, in_dims=(0, *dims), randomness="different")(copies, *leaves)
+                outputs = _vectorized(one_example, (0, *dims))(copies, *leaves)
         except PdpsgdError:
             raise
         except (
@@ -97,6 +99,25 @@ def _batch_dims(site: Site, leaves: list[Any], batch: int, state_dim: int) -> li
             )
         dims.append(dim if has_rows and follows is not False else None)
     return dims
+
+
+def _vectorized(one_example: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """Return vmap of a function that may give other things than tensors, too: those of the last call."""
+    others: list[Any] = []
+    structures: list[Any] = []
+
+    def tensors_of_one(*inputs: Any) -> list[Tensor]:
+        found, structure = pytree.tree_flatten(one_example(*inputs))
+        others[:] = found
+        structures[:] = [structure]
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    def of_all(*inputs: Any) -> Any:
+        tensors = iter(vmap(tensors_of_one, in_dims=in_dims, randomness="different")(*inputs))
+        found = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in others]
+        return pytree.tree_unflatten(found, structures[0])
+
+    return of_all
 
 
 def _is_packed(value: Any) -> bool:
@@ -151,6 +172,8 @@ def _in_a_loop(
         ]
         results.append(one_example(parameters, *inputs))
     flat = [pytree.tree_flatten(result) for result in results]
+    if any(len(leaves) != len(flat[0][0]) for leaves, _ in flat):
+        fail(f"Expected {site.name} to give outputs of one form for all examples. Got {results[0]!r:.200} and others.")
     joined = [
         torch.cat(parts, state_dim if index > 0 else 0) if isinstance(parts[0], Tensor) else parts[0]
         for index, parts in enumerate(zip(*(leaves for leaves, _ in flat), strict=True))
