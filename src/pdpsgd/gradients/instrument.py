@@ -139,9 +139,7 @@ class _WholeModel:
     module around it, which is given the examples themselves, is run by the general rule from then on.
     """
 
-    def __init__(
-        self, model: nn.Module, recorder: Recorder, instrumented: list[InstrumentedForward]
-    ) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder, instrumented: list[InstrumentedForward]) -> None:
         self._original: Callable[..., Any] = model.forward
         self._recorder = recorder
         self._instrumented = instrumented

@@ -21,9 +21,9 @@ from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.engine.resuming import check_same_run, check_same_tensors
 from pdpsgd.errors import fail
+from pdpsgd.gradients.unsupported import train_mode
 from pdpsgd.training.ensemble import WeightAverage, round_weight
 from pdpsgd.training.evaluation import Evaluation, evaluate
-from pdpsgd.gradients.unsupported import train_mode
 from pdpsgd.training.file_shapes import HISTORY
 from pdpsgd.training.leftovers import plain_attributes
 from pdpsgd.training.progress import ProgressBar

@@ -173,7 +173,9 @@ def _in_a_loop(
         results.append(one_example(parameters, *inputs))
     flat = [pytree.tree_flatten(result) for result in results]
     if any(len(leaves) != len(flat[0][0]) for leaves, _ in flat):
-        fail(f"Expected {site.name} to give outputs of one form for all examples. Got {results[0]!r:.200} and others.")
+        fail(
+            f"Expected {site.name} to give outputs of one form for all examples. Got {results[0]!r:.200} and others."
+        )
     joined = [
         torch.cat(parts, state_dim if index > 0 else 0) if isinstance(parts[0], Tensor) else parts[0]
         for index, parts in enumerate(zip(*(leaves for leaves, _ in flat), strict=True))
