@@ -141,22 +141,10 @@ def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleDa
     Raises:
         PdpsgdError: If the data has test people already, or the share leaves nobody on one side.
     """
-    check_probability(test_share=share)
     if data.test_inputs is not None:
         fail("Expected data without test people, to hold some out. This data has its own.")
-    numbers = [
-        int.from_bytes(hashlib.sha256(f"test {name}".encode()).digest()[:8], "big")
-        for name in budgets.ids.tolist()
-    ]
-    usable = (budgets.epsilon > 0) & (budgets.delta > 0)
-    below = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
-    aside = below & usable
-    if not aside.any() or not (usable & ~aside).any():
-        fail(
-            f"Expected a test share that leaves people on both sides. Got {share!r} of {int(usable.sum()):,} people "
-            "who allow something."
-        )
-    tested = np.isin(data.ids, budgets.ids[aside])
+    staying, aside = part_list(budgets, share)
+    tested = np.isin(data.ids, aside.ids)
     test, train = np.flatnonzero(tested), np.flatnonzero(~tested)
     note = "Some people were set aside, by their ids, to test on: nothing is promised to them."
     parted = replace(
@@ -169,7 +157,36 @@ def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleDa
         test_ids=data.ids[test],
         notes=(*data.notes, note),
     )
-    return parted, _part(budgets, ~aside), _part(budgets, aside)
+    return parted, staying, aside
+
+
+def part_list(budgets: Budgets, share: float) -> tuple[Budgets, Budgets]:
+    """Part a list of people as `hold_out` does, which needs no records: so a plan can be made for those who stay.
+
+    Args:
+        budgets: The list of people.
+        share: The share of those who allow something, to set aside.
+
+    Returns:
+        Those who stay on the list, and those who are set aside to test on.
+
+    Raises:
+        PdpsgdError: If the share leaves nobody on one side.
+    """
+    check_probability(test_share=share)
+    numbers = [
+        int.from_bytes(hashlib.sha256(f"test {name}".encode()).digest()[:8], "big")
+        for name in budgets.ids.tolist()
+    ]
+    usable = (budgets.epsilon > 0) & (budgets.delta > 0)
+    below = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
+    aside = below & usable
+    if not aside.any() or not (usable & ~aside).any():
+        fail(
+            f"Expected a test share that leaves people on both sides. Got {share!r} of {int(usable.sum()):,} people "
+            "who allow something."
+        )
+    return _part(budgets, ~aside), _part(budgets, aside)
 
 
 def _part(budgets: Budgets, chosen: npt.NDArray[np.bool_]) -> Budgets:
