@@ -101,6 +101,12 @@ class Schema:
         """The columns that training sees, in order."""
         return tuple(name for name, column in self.columns.items() if not isinstance(column, Ignored))
 
+    @property
+    def width(self) -> int:
+        """The number of inputs that an encoded row has: one for a number, one for each category and one for "other"."""
+        columns = (self.columns[name] for name in self.features)
+        return sum(len(each.categories) + 1 if isinstance(each, Categorical) else 1 for each in columns)
+
     def to_toml(self) -> str:
         """Write the schema as a file, for people to read and edit; a draft says plainly that it is one."""
         head = [] if self.confirmed else [DRAFT_NOTICE]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pdpsgd.planning.rounds import Level, Round
+from pdpsgd.planning.signal import signal_efficiency
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,7 +96,7 @@ def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str
         accountant: the name of the accountant that made the plan.
 
     Returns:
-        One sentence or two, each an entry.
+        Up to three sentences, each an entry.
     """
     noise = [f"{r.noise_multiplier:.3g} over {r.steps:,} steps" for r in rounds]
     shown = noise if len(noise) <= MOST_ROUNDS else [*noise[: MOST_ROUNDS - 1], f"... {len(noise)} rounds"]
@@ -106,6 +107,11 @@ def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str
         lines.append(
             f"{100 * used / allowed:.2f} % of {whole} is used (epsilon summed over people: "
             f"{used:,.0f} of {allowed:,.0f})."
+        )
+    efficiency = signal_efficiency(levels, rounds)
+    if rounds and efficiency is not None:
+        lines.append(
+            f"Signal efficiency {efficiency:.3f}: the share of the most signal that any plan gets from these budgets."
         )
     return lines
 
