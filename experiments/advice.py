@@ -2,8 +2,8 @@
 
     python -m experiments.advice FOLDER [--sets adult,census] [--output docs/results/advice.jsonl]
 
-FOLDER has the files of those sets that no package carries (docs/results/advice.md says where they are from). Each set is
-trained on with the same seeds at several lengths of travel (clipping norm times learning rate times steps, cosine
+FOLDER has the files of those sets that no package carries (docs/results/advice.md says where they are from). Each set
+is trained on with the same seeds at several lengths of travel (clipping norm times learning rate times steps, cosine
 schedule), and once more with the learning rate that the rule chooses; runs that are on record are not done again.
 """
 
@@ -144,7 +144,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/results/advice.jsonl"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    known = [json.loads(line) for line in asked.output.read_text().splitlines()] if asked.output.exists() else []
+    known = (
+        [json.loads(line) for line in asked.output.read_text().splitlines()] if asked.output.exists() else []
+    )
     done = {(row["set"], row["tiers"], row["travel"]) for row in known}
     for name in asked.sets.split(","):
         left = [trial for trial in trials(name) if (name, trial["tiers"], trial["travel"]) not in done]

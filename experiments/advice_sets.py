@@ -131,12 +131,12 @@ def _table(file: str, label: str, *, ignored: tuple[str, ...] = (), header: bool
         from pdpsgd.data.tabular import encode
 
         if not (folder / file).is_file():
-            fail(f"Expected {file} in {str(folder)!r} (docs/results/advice.md says where it is from). Got none.")
+            fail(
+                f"Expected {file} in {str(folder)!r} (docs/results/advice.md says where it is from). Got none."
+            )
         frame = polars.read_csv(folder / file, has_header=header, infer_schema_length=None).drop(ignored)
         encoded = encode(frame, draft_schema(frame, label=label))
-        return _parted(
-            name, encoded.inputs.numpy(), encoded.targets.numpy(), test=_every_fifth(len(frame))
-        )
+        return _parted(name, encoded.inputs.numpy(), encoded.targets.numpy(), test=_every_fifth(len(frame)))
 
     return make
 

@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 
 
-def test_advice_on_a_table_is_about_the_share_that_train_would_take_and_leaves_no_ledger(run, people, tmp_path):
-    done = run("advise", people, "--label", "income", "--id-column", "person", "--no-time", "--json", "a.json")
+def test_advice_on_a_table_is_about_the_share_that_train_would_take_and_leaves_no_ledger(
+    run, people, tmp_path
+):
+    done = run(
+        "advise", people, "--label", "income", "--id-column", "person", "--no-time", "--json", "a.json"
+    )
     assert done.exit_code == 0, done.output
-    assert "--spend 0.25" in done.output and "Recommended: --batch-size" in done.output
+    assert "--spend 0.25" in done.output
+    assert "Recommended: --batch-size" in done.output
     assert not (tmp_path / "people.ledger").exists()
     quarter = json.loads((tmp_path / "a.json").read_text())
     done = run(
-        "advise", people, "--label", "income", "--id-column", "person", "--no-time", "--spend", "all", "--json", "b.json"
+        "advise",
+        people,
+        "--label",
+        "income",
+        "--id-column",
+        "person",
+        "--no-time",
+        "--spend",
+        "all",
+        "--json",
+        "b.json",
     )
     whole = json.loads((tmp_path / "b.json").read_text())
     ratios = [each["mechanisms"][0]["signal_to_noise"] for each in (quarter, whole)]

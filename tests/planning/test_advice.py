@@ -19,7 +19,12 @@ TIERS = {0.5: 0.3, 2.0: 0.5, 8.0: 0.2}
 
 @pytest.mark.parametrize(
     ("people", "batch", "steps", "efficiency"),
-    [(60_000, 1024, 600, 0.754), (60_000, 2048, 400, 0.862), (60_000, 4096, 1000, 0.977), (73_257, 1024, 400, 0.617)],
+    [
+        (60_000, 1024, 600, 0.754),
+        (60_000, 2048, 400, 0.862),
+        (60_000, 4096, 1000, 0.977),
+        (73_257, 1024, 400, 0.617),
+    ],
 )
 def test_the_efficiency_of_known_plans_is_reproduced(people, batch, steps, efficiency):
     made = plan(Budgets.from_tiers({1: 0.34, 2: 0.43, 3: 0.23}, people), steps=steps, batch_size=batch)
@@ -85,7 +90,8 @@ def test_a_learning_rate_far_off_is_named_with_the_one_to_take_and_an_ordinary_o
     assert doubt_about_rate(made, 3_800, rate / 4) is None
     assert doubt_about_rate(made, 3_800, rate * 4) is None
     low = doubt_about_rate(made, 3_800, 0.1)
-    assert low is not None and f"{rate:g}" in low and "below" in low
+    assert f"{rate:g}" in str(low)
+    assert "below" in str(low)
 
 
 def test_momentum_with_a_rate_that_is_meant_for_none_is_named():
@@ -93,7 +99,7 @@ def test_momentum_with_a_rate_that_is_meant_for_none_is_named():
     rate = rate_for(made, 2_410)
     assert doubt_about_rate(made, 2_410, rate) is None
     said = doubt_about_rate(made, 2_410, rate, momentum=0.9)
-    assert said is not None and "Momentum 0.9" in said
+    assert "Momentum 0.9" in str(said)
 
 
 def test_advice_compares_with_what_people_do_without_personalization():

@@ -31,7 +31,9 @@ File = Annotated[
 Chart = Annotated[
     Path | None, option("--chart", help="chart (.svg, .png, .html)", panel=OUTPUT, show_default=False)
 ]
-Time = Annotated[bool, option("--time/--no-time", help="measured time of a step on this machine", panel=OUTPUT)]
+Time = Annotated[
+    bool, option("--time/--no-time", help="measured time of a step on this machine", panel=OUTPUT)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +89,7 @@ def advise(
         budgets, _ = part_list(budgets, options.test_share)
     offered, said = _offer(budgets, ledger, own_data=file is not None and is_own_data(str(file)))
     network = by_name(options.model or default_network(shape), input_shape=shape, classes=classes)
-    found = advise_on(
-        offered, count_parameters(network), steps=options.steps, batch_size=options.batch_size
-    )
+    found = advise_on(offered, count_parameters(network), steps=options.steps, batch_size=options.batch_size)
     seconds = None
     if time:
         from pdpsgd.training.timing import seconds_per_step
@@ -164,7 +164,11 @@ def _show(found: Advice, said: str | None, seconds: float | None, screen: shared
         for each in found.settings
     ]  # fmt: skip
     screen.table(
-        _table("Batch size and steps", ("batch", "steps"), [((b, s), e, "<" if here else "") for b, s, e, here in rows])
+        _table(
+            "Batch size and steps",
+            ("batch", "steps"),
+            [((b, s), e, "<" if here else "") for b, s, e, here in rows],
+        )
     )
     screen.table(
         _table(
@@ -193,6 +197,10 @@ def _table(title: str, names: tuple[str, str], rows: list[tuple[tuple[str, str],
         table.add_column(name, justify="right")
     for first, each, mark in rows:
         table.add_row(
-            *first, f"{each.noise_multiplier:.3g}", f"{each.efficiency:.0%}", f"{each.signal_to_noise:.3g}", mark
+            *first,
+            f"{each.noise_multiplier:.3g}",
+            f"{each.efficiency:.0%}",
+            f"{each.signal_to_noise:.3g}",
+            mark,
         )
     return table

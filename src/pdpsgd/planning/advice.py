@@ -3,7 +3,7 @@
 Looked at are what people allow, how many they are, and how many parameters the network has; never a record. The measure
 is a plan's signal-to-noise ratio, its signal (`planning.signal`) over the square root of the number of parameters: the
 length of the sum of people's clipped gradients, if they all agreed, over the length of the noise in it. The rules are
-calibrated on public data; docs/results/advice.md has the runs, and how the rules do on data they were not calibrated on.
+calibrated on public data; docs/results/advice.md has the runs, and how the rules do on other data.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ SATURATION = 0.95
 """The largest sampling rate to plan for: people at rate 1 could give more than they are asked for."""
 CLIPPING_NORM = 1.0
 TRAVEL, TRAVEL_POWER, LONGEST_TRAVEL = 20.0, 0.75, 1600.0
-"""Clipping norm times the sum of learning rates, at a signal-to-noise ratio of r: TRAVEL * r^TRAVEL_POWER, up to a limit."""
+"""Clipping norm times the sum of learning rates, at a signal-to-noise ratio of r: TRAVEL * r^TRAVEL_POWER, limited."""
 FAR_OFF = 5.0
 """A learning rate so many times above or below the rule's is worth a word."""
 MEAN_OF_SCHEDULE = {"cosine": 0.5, "linear": 0.5, "constant": 1.0}
@@ -144,8 +145,8 @@ def rate_for(made: Plan, parameters: int, *, schedule: str = "cosine", momentum:
     """Compute the learning rate of SGD that goes with a plan, to two digits.
 
     The more signal there is for the noise, the further weights may travel: with gradients clipped to C, the sum of all
-    learning rates times C is TRAVEL * r^TRAVEL_POWER at a signal-to-noise ratio of r, up to LONGEST_TRAVEL. Momentum m multiplies what a
-    learning rate moves by 1 / (1 - m).
+    learning rates times C is TRAVEL * r^TRAVEL_POWER at a signal-to-noise ratio of r, up to
+    LONGEST_TRAVEL. Momentum m multiplies what a learning rate moves by 1 / (1 - m).
 
     Args:
         made: The plan: its steps, noise and clipping norm.
@@ -219,7 +220,7 @@ class Expectation:
 
 
 LOST = ((3.0, 8.5, 16.7), (10.0, 3.1, 5.8), (30.0, 2.1, 5.0), (100.0, 0.9, 1.3), (300.0, 0.4, 1.1))
-"""Signal-to-noise ratio, usual loss in points, loss that nine of ten data sets stayed below (docs/results/advice.md)."""
+"""Signal-to-noise ratio, usual loss in points, loss that nine of ten stayed below (docs/results/advice.md)."""
 TOO_NOISY = 1.0
 ENOUGH = 3.0
 
@@ -329,7 +330,9 @@ def advise(
 
     made = planned(chosen)
     grid = [
-        chosen if (size, n) == (chosen.batch_size, chosen.steps) else replace(chosen, batch_size=size, steps=n)
+        chosen
+        if (size, n) == (chosen.batch_size, chosen.steps)
+        else replace(chosen, batch_size=size, steps=n)
         for n in _beside(chosen.steps, fixed=steps is not None, least=10, most=10_000)
         for size in _beside(chosen.batch_size, fixed=batch_size is not None, least=1, most=able)
     ]
@@ -354,19 +357,15 @@ def _smaller_if_needed(planned: Callable[[Setting, str], Plan], setting: Setting
     except PdpsgdError:
         if setting.batch_size <= 1:
             raise
-        return _smaller_if_needed(
-            planned, replace(setting, batch_size=setting.batch_size // 2), mechanism
-        )
+        return _smaller_if_needed(planned, replace(setting, batch_size=setting.batch_size // 2), mechanism)
 
 
 def _outlooks(wanted: Sequence[Any], parameters: int) -> tuple[Outlook, ...]:
     """Look at all settings for which there is a plan."""
     found = []
     for planned, setting in wanted:
-        try:
+        with suppress(PdpsgdError):  # such a batch cannot be had from these people
             found.append(outlook(planned(setting), parameters))
-        except PdpsgdError:  # such a batch cannot be had from these people
-            continue
     return tuple(found)
 
 
@@ -381,16 +380,16 @@ def _why(advice: Advice) -> str:
     best = advice.best
     return (
         f"Batches of {best.batch_size:,.0f} people over {best.steps:,} steps have a noise multiplier of "
-        f"{best.noise_multiplier:.3g} and make {best.efficiency:.0%} of what these people allow; smaller ones waste more "
-        "of it, larger ones take longer for little. Learning rate and clipping norm follow from the noise."
+        f"{best.noise_multiplier:.3g} and make {best.efficiency:.0%} of what these people allow; smaller ones waste "
+        "more of it, larger ones take longer for little. Learning rate and clipping norm follow from the noise."
     )
 
 
 def _what_to_expect(advice: Advice) -> str:
     ratio, loss = advice.best.signal_to_noise, expected_loss(advice.best.signal_to_noise)
     return (
-        f"The signal-to-noise ratio is {ratio:.3g}. Public data sets at that ratio lost about {loss.usual:.1f} points of "
-        f"accuracy against the same network without privacy, nine of ten at most {loss.at_worst:.1f}."
+        f"The signal-to-noise ratio is {ratio:.3g}. Public data sets at that ratio lost about {loss.usual:.1f} points "
+        f"of accuracy against the same network without privacy, nine of ten at most {loss.at_worst:.1f}."
     )
 
 
@@ -404,8 +403,8 @@ def _worth(advice: Advice) -> str:
     times = best.signal_to_noise / other.signal_to_noise
     if most < 0.5:
         return (
-            f"Personalization has {times:.2g} times the signal of {said}, but there is signal enough either way: expect "
-            f"{usual:.1f} points of accuracy from it, {most:.1f} at most. It is worth it for using everybody as they asked."
+            f"Personalization has {times:.2g} times the signal of {said}, but there is signal enough either way: "
+            f"expect {usual:.1f} points of accuracy from it, {most:.1f} at most. What it does is use everybody as they asked."
         )
     return (
         f"Personalization is worth it here: {times:.2g} times the signal of {said}, or about {usual:.1f} points of "
@@ -420,6 +419,6 @@ def _if_too_noisy(advice: Advice) -> list[str]:
     people = math.ceil(advice.people_who_allow_something * ENOUGH / best.signal_to_noise / 10) * 10
     how_bad = "hardly more than a guess" if best.signal_to_noise < TOO_NOISY else "a rough model at best"
     return [
-        f"Expect {how_bad}: for a network of {advice.parameters:,} parameters these people allow too little. What would "
-        f"help: about {people:,} people like these, or larger budgets; fewer columns help a little."
+        f"Expect {how_bad}: for a network of {advice.parameters:,} parameters these people allow too little. What "
+        f"would help: about {people:,} people like these, or larger budgets; fewer columns help a little."
     ]

@@ -18,7 +18,9 @@ SIZES = (64, 1024)
 STEPS = 6
 
 
-def seconds_per_step(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch_size: float) -> float:
+def seconds_per_step(
+    model: nn.Module, input_shape: tuple[int, ...], classes: int, batch_size: float
+) -> float:
     """Measure private steps of two sizes, on random records, and lay a line through them.
 
     Args:
