@@ -61,7 +61,7 @@ def without_privacy(data: PublicSet, *, steps: int = 2000, batch_size: int = 256
         chosen = torch.randint(len(data.targets), (batch_size,), generator=random)
         optimizer.param_groups[0]["lr"] = 3e-3 * (1 - step / steps)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(network(data.inputs[chosen]), data.targets[chosen]).backward()
+        nn.functional.cross_entropy(network(data.inputs[chosen]), data.targets[chosen]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     found = pdpsgd.evaluate(network, (data.test_inputs, data.test_targets))
     return {

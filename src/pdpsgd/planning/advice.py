@@ -404,7 +404,7 @@ def _worth(advice: Advice) -> str:
     if most < 0.5:
         return (
             f"Personalization has {times:.2g} times the signal of {said}, but there is signal enough either way: "
-            f"expect {usual:.1f} points of accuracy from it, {most:.1f} at most. What it does is use everybody as they asked."
+            f"expect {usual:.1f} points of accuracy from it, {most:.1f} at most. It uses everybody as they asked."
         )
     return (
         f"Personalization is worth it here: {times:.2g} times the signal of {said}, or about {usual:.1f} points of "

@@ -1,7 +1,7 @@
 """How much a plan makes of what people allow: its signal, and that signal as a share of the most that any plan gets.
 
 For person i let mu_i be the mu of the Gaussian mechanism that costs exactly what they allow. Over a run, a plan moves
-the mean of the noised sums by steps * q_i * c_i / sigma for person i, in units of the noise; over all people and rounds,
+the mean of the noised sums by steps * q_i * c_i / sigma for person i, in units of the noise; over people and rounds,
 and divided by sqrt(T), that is the plan's signal. It is at most the sum of all mu_i (docs/choosing.md says why), and
 their ratio is the signal efficiency. All of it is public.
 """
