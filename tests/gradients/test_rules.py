@@ -79,6 +79,21 @@ class Reused(nn.Module):
         return x
 
 
+class Rewound(nn.Module):
+    """Encodes a sequence, and decodes it from the state at its end, with one and the same layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell = nn.Linear(3, 4), nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.first(x[:, 0])[None]
+        outputs, states = self.cell(x, (start, torch.tanh(start)))
+        again, (last, cell) = self.cell(x.flip(1), states)
+        result: Tensor = outputs + again * last[0][:, None] + cell[0][:, None]
+        return result
+
+
 class Positions(nn.Module):
     """Adds an embedding of positions that all examples share."""
 
@@ -276,8 +291,28 @@ CASES: dict[str, tuple[Any, ...]] = {
     "anything: bilinear": (nn.Bilinear(3, 4, 2), images(3, 3), images(3, 4)),
     "anything: weight normalised": (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), images(3, 4)),
     "anything: branches on values": (DataDependent(), images(3, 3)),
-    "anything: recurrent": (nn.LSTM(3, 4, num_layers=2, batch_first=True), images(3, 5, 3)),
-    "anything: recurrent, both ways": (nn.GRU(3, 4, bidirectional=True, batch_first=True), images(3, 5, 3)),
+    "recurrent": (nn.LSTM(3, 4, num_layers=2, batch_first=True), images(3, 5, 3)),
+    "recurrent, one step": (nn.LSTM(3, 4, batch_first=True), images(3, 1, 3)),
+    "recurrent, both ways": (
+        nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True),
+        images(3, 5, 3),
+    ),
+    "recurrent, LSTM both ways": (
+        nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True),
+        images(3, 5, 3),
+    ),
+    "recurrent, no bias": (nn.GRU(3, 4, bias=False, batch_first=True), images(3, 5, 3)),
+    "recurrent, long": (nn.LSTM(2, 2, bias=False, batch_first=True), images(3, 17, 2)),
+    "recurrent, tanh": (nn.RNN(3, 4, num_layers=2, batch_first=True), images(3, 5, 3)),
+    "recurrent, relu": (
+        nn.RNN(3, 4, nonlinearity="relu", bidirectional=True, bias=False, batch_first=True),
+        images(3, 5, 3),
+    ),
+    "recurrent, reused and from a state": (Rewound(), images(3, 5, 3)),
+    "anything: recurrent with projections": (
+        nn.LSTM(3, 4, proj_size=2, batch_first=True),
+        images(3, 5, 3),
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,7 @@ def general_rule(
     Vectorized by torch.func.vmap where the module allows it, else a loop.
     """
     if any(_is_packed(leaf) for leaf in pytree.tree_leaves((args, kwargs), is_leaf=_is_packed)):
-        fail(
-            f"{site.name} ({type(module).__name__}) is given a PackedSequence, in which the examples of a batch are "
-            "interleaved. Give it padded sequences, and take each one's output at its own last step (with gather)."
-        )
+        refuse_packed(site, module)
     leaves, structure = pytree.tree_flatten((args, kwargs))
     batch = site.recorder.batch_size
     if batch is None:
@@ -118,6 +115,14 @@ def _vectorized(one_example: Callable[..., Any], in_dims: tuple[int | None, ...]
         return pytree.tree_unflatten(found, structures[0])
 
     return of_all
+
+
+def refuse_packed(site: Site, module: nn.Module) -> NoReturn:
+    """Refuse packed sequences."""
+    fail(
+        f"{site.name} ({type(module).__name__}) is given a PackedSequence, in which the examples of a batch are "
+        "interleaved. Give it padded sequences, and take each one's output at its own last step (with gather)."
+    )
 
 
 def _is_packed(value: Any) -> bool:

@@ -1,0 +1,535 @@
+"""Networks to measure a training step on: the paper's CNNs, and one of every common kind from the shelf.
+
+Inputs are random and nothing is learned: only speed and memory are measured with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pdpsgd.models.networks import mnist_cnn, svhn_cnn
+
+Build = Callable[[], nn.Module]
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, the inputs it is given, and the batch at which it is usually measured."""
+
+    build: Build
+    inputs: Callable[[int], Tensor]
+    batch: int = 64
+    classes: int = 10
+    wanted: float = 1.5  # a private step over a plain one
+    reconstructs: bool = False  # the target is the input, not a class
+
+    def targets(self, inputs: Tensor) -> Tensor:
+        """Return targets for these inputs."""
+        return inputs if self.reconstructs else torch.randint(self.classes, (len(inputs),))
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss."""
+        return F.mse_loss(outputs, targets) if self.reconstructs else F.cross_entropy(outputs, targets)
+
+
+# Images ------------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """What some layers compute, added to their input (or to a projection of it)."""
+
+    def __init__(self, *layers: nn.Module, shortcut: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = shortcut or nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs) + self.shortcut(inputs)
+        return outputs
+
+
+def resnet20(convolution: type[nn.Conv2d] = nn.Conv2d) -> nn.Module:
+    """ResNet-20 for images of 32 x 32, with GroupNorm."""
+
+    def block(before: int, width: int, stride: int) -> nn.Module:
+        shortcut = None if before == width else convolution(before, width, 1, stride, bias=False)
+        inner = [
+            convolution(before, width, 3, stride, 1, bias=False),
+            nn.GroupNorm(8, width),
+            nn.ReLU(),
+            convolution(width, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(8, width),
+        ]
+        return nn.Sequential(Residual(*inner, shortcut=shortcut), nn.ReLU())
+
+    widths = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
+    layers: list[nn.Module] = [convolution(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16), nn.ReLU()]
+    for before, width, stride in widths:
+        layers += [block(before, width, stride), block(width, width, 1), block(width, width, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """A convolution whose kernels are standardized (Qiao et al. 2019)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        mean = self.weight.mean((1, 2, 3), keepdim=True)
+        weight = (self.weight - mean) / (self.weight.std((1, 2, 3), keepdim=True) + 1e-5)
+        return self._conv_forward(input, weight, self.bias)
+
+
+def weight_standardized() -> nn.Module:
+    """Three weight-standardized convolutions with GroupNorm."""
+    layers: list[nn.Module] = []
+    for before, width in ((3, 16), (16, 32), (32, 64)):
+        layers += [
+            StandardizedConv2d(before, width, 3, padding=1),
+            nn.GroupNorm(8, width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, 10))
+
+
+def mobilenet() -> nn.Module:
+    """Inverted residuals with depthwise convolutions and GroupNorm (as MobileNetV2's)."""
+
+    def block(before: int, width: int, stride: int, expansion: int = 4) -> nn.Module:
+        inner = before * expansion
+        layers = [
+            nn.Conv2d(before, inner, 1, bias=False),
+            nn.GroupNorm(8, inner),
+            nn.ReLU6(),
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False),
+            nn.GroupNorm(8, inner),
+            nn.ReLU6(),
+            nn.Conv2d(inner, width, 1, bias=False),
+            nn.GroupNorm(8, width),
+        ]
+        return Residual(*layers) if stride == 1 and before == width else nn.Sequential(*layers)
+
+    blocks = [block(16, 24, 2), block(24, 24, 1), block(24, 32, 2), block(32, 32, 1), block(32, 64, 2)]
+    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16), nn.ReLU6()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of images."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ToLast(nn.Module):
+    """Channels last, or back to where they were."""
+
+    def __init__(self, *order: int) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.permute(self.order)
+
+
+def convnext() -> nn.Module:
+    """ConvNeXt blocks: 7 x 7 depthwise, LayerNorm, and two linear layers over the channels."""
+
+    def block(width: int) -> nn.Module:
+        return Residual(
+            nn.Conv2d(width, width, 7, padding=3, groups=width),
+            ToLast(0, 2, 3, 1),
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+            ToLast(0, 3, 1, 2),
+        )
+
+    stages: list[nn.Module] = [nn.Conv2d(3, 32, 4, 4)]
+    for before, width in ((32, 32), (32, 64), (64, 128)):
+        if before != width:
+            stages += [
+                ToLast(0, 2, 3, 1),
+                nn.LayerNorm(before),
+                ToLast(0, 3, 1, 2),
+                nn.Conv2d(before, width, 2, 2),
+            ]
+        stages += [block(width), block(width)]
+    return nn.Sequential(
+        *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(128), nn.Linear(128, 10)
+    )
+
+
+class VisionTransformer(nn.Module):
+    """A ViT on patches of 4 x 4 of images of 32 x 32: 6 layers of width 192 on nn.TransformerEncoder."""
+
+    def __init__(self, width: int = 192, heads: int = 3, depth: int = 6) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.positions = nn.Embedding(64, width)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        # One row of positions per example, because Opacus needs it.
+        places = torch.arange(64).expand(len(images), -1)
+        logits: Tensor = self.out(self.encoder(patches + self.positions(places)).mean(1))
+        return logits
+
+
+class UNet(nn.Module):
+    """Down twice, up twice by transposed convolutions, with the maps on the way down joined in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def two(before: int, width: int) -> nn.Module:
+            return nn.Sequential(
+                nn.Conv2d(before, width, 3, padding=1),
+                nn.GroupNorm(4, width),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1),
+                nn.ReLU(),
+            )
+
+        self.down = nn.ModuleList([two(3, 16), two(16, 32)])
+        self.bottom = two(32, 64)
+        self.up = nn.ModuleList([nn.ConvTranspose2d(64, 32, 2, 2), nn.ConvTranspose2d(32, 16, 2, 2)])
+        self.joined = nn.ModuleList([two(64, 32), two(32, 16)])
+        self.out = nn.Conv2d(16, 3, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first = self.down[0](images)
+        second = self.down[1](F.max_pool2d(first, 2))
+        x = self.bottom(F.max_pool2d(second, 2))
+        for up, joined, skipped in zip(self.up, self.joined, (second, first), strict=True):
+            x = joined(torch.cat([up(x), skipped], 1))
+        outputs: Tensor = self.out(x)
+        return outputs
+
+
+def decoder() -> nn.Module:
+    """An encoder by convolutions and a decoder by transposed ones."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(32, 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 1, 4, 2, 1),
+        nn.Sigmoid(),
+    )
+
+
+def video_cnn() -> nn.Module:
+    """Two 3-D convolutions."""
+    return nn.Sequential(
+        nn.Conv3d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool3d(2),
+        nn.Conv3d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool3d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+# Tables ------------------------------------------------------------------------------------------------------------
+
+
+def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Linear layers with an activation in between."""
+    layers: list[nn.Module] = []
+    for before, width in itertools.pairwise(widths):
+        layers += [nn.Linear(before, width), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+class EmbeddingBagTable(nn.Module):
+    """A bag of 20 out of 10,000 categories, and two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(10_000, 32, mode="mean")
+        self.rest = mlp(32, 64, 10)
+
+    def forward(self, categories: Tensor) -> Tensor:
+        logits: Tensor = self.rest(self.bag(categories))
+        return logits
+
+
+class EmbeddedTable(nn.Module):
+    """An embedding for each of ten columns of 100 categories, and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Embedding(100, 8) for _ in range(10))
+        self.rest = mlp(80, 128, 64, 10)
+
+    def forward(self, categories: Tensor) -> Tensor:
+        parts = [column(categories[:, index]) for index, column in enumerate(self.columns)]
+        logits: Tensor = self.rest(torch.cat(parts, 1))
+        return logits
+
+
+# Sequences ---------------------------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """Embedded tokens, a recurrent layer, and a linear one on its last output."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 64)
+        self.layers = kind(64, 64, batch_first=True, **options)
+        self.out = nn.Linear(64 * (2 if self.layers.bidirectional else 1), 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs, _ = self.layers(self.tokens(tokens))
+        logits: Tensor = self.out(outputs[:, -1])
+        return logits
+
+
+class Transformer(nn.Module):
+    """Two layers of width 64 on 32 tokens of a vocabulary of 1,000."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, 64), nn.Embedding(32, 64)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # One row of positions per example, because Opacus needs it.
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]).expand_as(tokens))
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.out(x.mean(1))
+        return logits
+
+
+class PlainAttention(nn.Module):
+    """Self-attention written in linear layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys, self.values, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        batch, time, width = inputs.shape
+        parts = [part(inputs) for part in (self.queries, self.keys, self.values)]
+        queries, keys, values = (part.view(batch, time, self.heads, -1).transpose(1, 2) for part in parts)
+        scores = torch.softmax(queries @ keys.transpose(2, 3) / math.sqrt(width / self.heads), -1)
+        outputs: Tensor = self.out((scores @ values).transpose(1, 2).reshape(batch, time, width))
+        return outputs
+
+
+def plain_encoder(width: int = 128) -> nn.Module:
+    """Two layers of a transformer, written in plain layers."""
+
+    class Mean(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.mean(1)
+
+    layers: list[nn.Module] = [nn.Embedding(VOCABULARY, width)]
+    for _ in range(2):
+        layers += [
+            Residual(nn.LayerNorm(width), PlainAttention(width, 4)),
+            Residual(
+                nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            ),
+        ]
+    return nn.Sequential(*layers, Mean(), nn.Linear(width, 10))
+
+
+class TextCNN(nn.Module):
+    """Convolutions of three widths over embedded tokens, and the maximum over time (Kim 2014)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 64)
+        self.convolutions = nn.ModuleList(nn.Conv1d(64, 64, width) for width in (3, 4, 5))
+        self.out = nn.Linear(192, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded = self.tokens(tokens).transpose(1, 2)
+        maxima = [F.relu(convolution(embedded)).amax(2) for convolution in self.convolutions]
+        logits: Tensor = self.out(torch.cat(maxima, 1))
+        return logits
+
+
+def signal_cnn() -> nn.Module:
+    """Three 1-D convolutions on a signal of 256."""
+    layers: list[nn.Module] = []
+    for before, width in ((4, 32), (32, 64), (64, 64)):
+        layers += [nn.Conv1d(before, width, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(256, 10))
+
+
+def tcn() -> nn.Module:
+    """A temporal convolutional network: dilated, residual."""
+
+    def block(before: int, width: int, dilation: int) -> nn.Module:
+        return Residual(
+            nn.Conv1d(before, width, 3, padding=dilation, dilation=dilation),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation),
+            nn.ReLU(),
+            shortcut=None if before == width else nn.Conv1d(before, width, 1),
+        )
+
+    blocks = [block(4, 32, 1), block(32, 32, 2), block(32, 32, 4), block(32, 32, 8)]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 10))
+
+
+# Hugging Face ------------------------------------------------------------------------------------------------------
+
+
+class Logits(nn.Module):
+    """A model of Hugging Face's transformers that is given token ids and gives logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=tokens).logits
+        return logits
+
+
+def bert(layers: int = 4, width: int = 128) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        intermediate_size=4 * width,
+        max_position_embeddings=64,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return Logits(BertForSequenceClassification(config))
+
+
+def lora() -> nn.Module:
+    """Adapters of rank 8 on an encoder of MiniLM's size (6 layers of width 384)."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(
+        r=8, lora_alpha=16, target_modules=["query", "value"], task_type="SEQ_CLS", lora_dropout=0.0
+    )
+    return Logits(get_peft_model(bert(6, 384).model, settings))
+
+
+def distilbert() -> nn.Module:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    config = DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=128,
+        n_layers=3,
+        n_heads=4,
+        hidden_dim=512,
+        max_position_embeddings=64,
+        num_labels=10,
+        dropout=0.0,
+        attention_dropout=0.0,
+        seq_classif_dropout=0.0,
+    )
+    return Logits(DistilBertForSequenceClassification(config))
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=128,
+        n_layer=3,
+        n_head=4,
+        n_positions=64,
+        num_labels=10,
+        pad_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return Logits(GPT2ForSequenceClassification(config))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        num_labels=10,
+        pad_token_id=0,
+    )
+    return Logits(LlamaForSequenceClassification(config))
+
+
+def images(*shape: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randn(batch, *shape)
+
+
+def tokens(length: int, below: int = VOCABULARY) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randint(1, below, (batch, length))
+
+
+ZOO: dict[str, Network] = {
+    "mnist": Network(mnist_cnn, images(1, 28, 28), wanted=1.25),
+    "svhn": Network(svhn_cnn, images(3, 32, 32), wanted=1.25),
+    "transformer": Network(Transformer, tokens(32)),
+    "mlp": Network(lambda: mlp(100, 256, 256, 2), images(100), 256, 2, 1.25),
+    "resnet20": Network(resnet20, images(3, 32, 32), wanted=1.25),
+    "bert": Network(bert, tokens(32), 32, wanted=1.25),
+    "lora": Network(lora, tokens(32), 32, wanted=1.25),
+    "vit": Network(VisionTransformer, images(3, 32, 32), 32, wanted=1.25),
+    "embedding-bag": Network(EmbeddingBagTable, tokens(20, 10_000), 256, wanted=1.25),
+    "lstm": Network(lambda: Recurrent(nn.LSTM), tokens(20), wanted=2.0),
+    "gru": Network(lambda: Recurrent(nn.GRU), tokens(20), wanted=2.0),
+    "rnn": Network(lambda: Recurrent(nn.RNN), tokens(20), wanted=2.0),
+    "bilstm": Network(lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True), tokens(20), wanted=2.0),
+    "embeddings": Network(EmbeddedTable, tokens(10, 100), 256),
+    "autoencoder": Network(lambda: mlp(784, 256, 32, 256, 784), images(784), 128, reconstructs=True),
+    "deep-mlp": Network(lambda: mlp(32, *[32] * 20, 10), images(32)),
+    "decoder": Network(decoder, images(1, 28, 28), reconstructs=True),
+    "mobilenet": Network(mobilenet, images(3, 32, 32)),
+    "convnext": Network(convnext, images(3, 32, 32), 32),
+    "weight-standardized": Network(weight_standardized, images(3, 32, 32)),
+    "unet": Network(UNet, images(3, 32, 32), 16, reconstructs=True),
+    "encoder": Network(plain_encoder, tokens(32), 32),
+    "text-cnn": Network(TextCNN, tokens(40)),
+    "signal-cnn": Network(signal_cnn, images(4, 256)),
+    "conv3d": Network(video_cnn, images(1, 16, 16, 16), 32),
+    "tcn": Network(tcn, images(4, 128)),
+    "llama": Network(llama, tokens(32), 16),
+    "gpt2": Network(gpt2, tokens(32), 32),
+    "distilbert": Network(distilbert, tokens(32), 32),
+}
