@@ -16,6 +16,7 @@ from pdpsgd.cli.training_options import (
     confirm_without_promise,
     make_network,
     read_inputs,
+    with_embeddings,
 )
 from pdpsgd.errors import fail
 from pdpsgd.training.options import OUTPUT, PLAN, TRAINING
@@ -78,12 +79,14 @@ def compare(
     if inputs.test_data is None or inputs.budgets is None:
         fail("Expected test people, to compare by: give --test-file or --test-share. Got none.")
     confirm_without_promise(inputs, yes=yes)
+    budgets = inputs.budgets
+    inputs = with_embeddings(inputs, records.encoder, screen)
     with screen.bars() as progress:
         made = run_comparison(
             [name.strip() for name in mechanisms.split(",")],
             make_model=lambda seed: make_network(inputs, options.changed(seed=seed)),
             data=inputs.records,
-            budgets=inputs.budgets,
+            budgets=budgets,
             test_data=inputs.test_data,
             test_tiers=None if inputs.test_tiers is None else [str(tier) for tier in inputs.test_tiers],
             record_ids=inputs.record_ids,

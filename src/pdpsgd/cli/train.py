@@ -19,6 +19,7 @@ from pdpsgd.cli.own_ledger import (
 )
 from pdpsgd.cli.shared import HistoryOptions, option
 from pdpsgd.cli.training_options import (
+    TEXT_DEFAULTS,
     CommandOptions,
     DataOptions,
     ListOptions,
@@ -27,6 +28,7 @@ from pdpsgd.cli.training_options import (
     is_own_data,
     make_network,
     read_inputs,
+    with_embeddings,
     with_features,
 )
 from pdpsgd.errors import fail
@@ -80,6 +82,7 @@ def train(
       pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
       pdpsgd train people.csv --label income --id-column person --history runs/first
       pdpsgd train mails.csv --label kind --id-column sender --records-per-person 4 --test-share 0.2
+      pdpsgd train mails.parquet --text text --label kind --id-column sender --records-per-person 4
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd train --config run.toml mnist
@@ -96,6 +99,7 @@ def train(
     )
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
+    inputs = with_embeddings(inputs, records.encoder, screen)
     for note in inputs.notes:
         screen.say(f"Note: {note}")
     kept, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)
@@ -155,11 +159,17 @@ def _completed(
     from pdpsgd.models.networks import default_network
 
     mechanism = options.mechanism if plan is None else plan.mechanism
+    of_texts = {} if inputs.encoder is None else {**TEXT_DEFAULTS, "batch_size": _quarter(inputs)}
     return options.with_defaults(
-        model=default_network(inputs.input_shape),
+        **{"model": default_network(inputs.input_shape), **of_texts},
         run_folder=_new_folder(f"{Path(source).stem}-{mechanism}"),
         progress=not quiet,
     )
+
+
+def _quarter(inputs: TrainingInputs) -> float:
+    """Return an expected batch size for few people: a quarter of the list, 1,024 at most."""
+    return float(min(1024, max(1, (0 if inputs.budgets is None else len(inputs.budgets)) // 4)))
 
 
 def _with_evaluation(options: CommandOptions, plan: Plan) -> CommandOptions:

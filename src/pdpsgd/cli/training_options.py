@@ -43,6 +43,8 @@ class DataOptions(Options):
     """How to read the records, and who is tested on."""
 
     label: str | None = option(None, "column to be predicted", panel=DATA)
+    text: str | None = option(None, "column of free text, read by a frozen encoder", panel=DATA)
+    encoder: str = option("minilm", "encoder of texts: minilm, a folder, or a name on the hub", panel=DATA)
     schema: Path | None = option(
         None, "public ranges and categories (draft: pdpsgd data schema)", panel=DATA, kind=Path
     )
@@ -163,6 +165,7 @@ def read_inputs(
         people_file=how.people_file,
         one_row_per_person=how.one_row_per_person,
         repeated_ids=many,
+        text=how.text,
     )
     people = of_ledger or _list_of(data, source, whose, in_data=in_data, many=many)
     tiers: list[str] | None = None
@@ -265,6 +268,28 @@ def with_features(inputs: TrainingInputs, preset: str | None, say: Callable[[str
     return inputs.with_features(made.features, made.features_of)
 
 
+def with_embeddings(inputs: TrainingInputs, name: str, screen: shared.Screen) -> TrainingInputs:
+    """Replace texts, if there are any, by their embeddings, which are computed once and kept in the cache folder."""
+    if not inputs.texts:
+        return inputs
+    from pdpsgd.models.embedding_cache import EmbeddingCache
+    from pdpsgd.models.encoders import load_encoder
+
+    encoder, cache = load_encoder(name), EmbeddingCache.of_user()
+    kept = "" if cache is None else f" Embeddings are kept in {cache.file}: as private as the texts."
+    screen.say(
+        f"Reading {len(inputs.texts):,} texts with {name} (public weights, frozen: costs no privacy).{kept}"
+    )
+    with screen.bars() as progress:
+        return inputs.with_embeddings(
+            lambda texts: encoder.embed(texts, cache=cache, progress=progress), encoder.description()
+        )
+
+
+TEXT_DEFAULTS = {"model": "linear", "steps": 100, "learning_rate": 20.0, "max_grad_norm": 0.5}
+"""Options of a linear model on embeddings of length 1."""
+
+
 def make_network(
     inputs: TrainingInputs,
     options: CommandOptions,
@@ -276,13 +301,17 @@ def make_network(
     import torch
 
     from pdpsgd.models.networks import by_name, default_network
+    from pdpsgd.models.pretraining import start_at_zero
 
     name = options.model or default_network(inputs.input_shape)
     if options.seed is not None:
         torch.manual_seed(options.seed % 2**63)  # torch takes no larger one; a negative one is refused later
     if options.preset is None:
         classes = len(inputs.classes)
-        return by_name(name, input_shape=inputs.input_shape, classes=classes, activation=options.activation)
+        made = by_name(name, input_shape=inputs.input_shape, classes=classes, activation=options.activation)
+        if inputs.encoder is not None and name == "linear":
+            start_at_zero(made)
+        return made
     recipe = replace(find_preset(options.preset), model=name, activation=options.activation)
     recipe = replace(recipe, start="random") if resumed else recipe
     return recipe.make_model(inputs, progress=progress)

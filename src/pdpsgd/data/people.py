@@ -31,6 +31,7 @@ class PeopleData:
     `named` says whether ids are people's own, or only the places of their records in the data. `notes` are what a
     reader of any result must be told. `learned_from_data` says that ranges, categories or classes were read from the
     records, which no promise covers.
+    Where records are `texts`, inputs are their numbers until an encoder (`models.encoders`) has read them.
     `test_ids` are None where test people are not known by name (a benchmark's own test set). `preprocessing` says how
     records became inputs.
     """
@@ -48,6 +49,7 @@ class PeopleData:
     named: bool = True
     learned_from_data: bool = False
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    texts: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -76,6 +78,7 @@ def load_people(
     people_file: str | Path | None = None,
     one_row_per_person: bool = False,
     repeated_ids: bool = False,
+    text: str | None = None,
 ) -> PeopleData:
     """Read records from the name of a benchmark, or from the path of your own data.
 
@@ -95,6 +98,7 @@ def load_people(
         people_file: A table with the columns `file` and `id`, for folders of images.
         one_row_per_person: Says that every row of a table is another person, where it has no ids.
         repeated_ids: Whether a person may have several records (`records_per_person`).
+        text: The column of a table with free text, which is then the only feature.
 
     Returns:
         Tensors, with the id of each record's person.
@@ -108,7 +112,10 @@ def load_people(
     if str(source) in CATALOG and not path.exists():
         return _benchmark(str(source), data_folder)
     if path.suffix.lower() in TABLES:
-        return _table(path, label, id_column, leave_out, schema, test_file, one_row_per_person, repeated_ids)
+        declared = _declared(path, label, id_column, leave_out, schema, text)
+        return _table(path, declared, leave_out, test_file, one_row_per_person, repeated_ids)
+    if text is not None:
+        fail(f"Expected a table (.csv or .parquet) with texts in column {text!r}. Got {str(source)!r}.")
     if path.suffix.lower() == ".npz":
         return _images(path.name, _load_npz(path), repeated_ids=repeated_ids)
     if path.is_dir():
@@ -216,18 +223,17 @@ def _benchmark(name: str, folder: str | Path | None) -> PeopleData:
     )
 
 
-def _table(
+def _declared(
     path: Path,
     label: str | None,
     id_column: str | None,
     leave_out: Sequence[str],
     schema: str | Path | None,
-    test_file: str | Path | None,
-    one_row_per_person: bool,
-    repeated_ids: bool,
-) -> PeopleData:
+    text: str | None,
+) -> Schema:
+    """Read the schema of a table, or draft one from it."""
     from pdpsgd.data.schema import Schema, draft_schema
-    from pdpsgd.data.tabular import encode
+    from pdpsgd.data.text import text_column
 
     if schema is not None:
         declared = Schema.read(schema)
@@ -235,13 +241,28 @@ def _table(
             fail(f"Expected the label of the schema, {declared.label!r}. Got {label!r}.")
         if id_column not in (None, declared.id_column):
             fail(f"Expected the id column of the schema, {declared.id_column!r}. Got {id_column!r}.")
-    elif label is None:
+        if text not in (None, text_column(declared)):
+            fail(f"Expected column {text!r} to be of kind 'text' in {schema}. It is not.")
+        return declared
+    if label is None:
         fail(
             f"Expected the column to be predicted (--label), or a schema that names it, for {path.name}. "
             "Got neither."
         )
-    else:
-        declared = draft_schema(path, label=label, id_column=id_column, leave_out=leave_out)
+    return draft_schema(path, label=label, id_column=id_column, leave_out=leave_out, text=text)
+
+
+def _table(
+    path: Path,
+    declared: Schema,
+    leave_out: Sequence[str],
+    test_file: str | Path | None,
+    one_row_per_person: bool,
+    repeated_ids: bool,
+) -> PeopleData:
+    from pdpsgd.data.tabular import encode
+    from pdpsgd.data.text import read_texts, text_column
+
     if declared.id_column is None and not one_row_per_person:
         fail(
             f"Expected the column with person ids in {path.name} (--id-column, or id_column in the schema). Got none: "
@@ -258,13 +279,18 @@ def _table(
                 f"Expected test people who are not trained on. Got {min(both, key=str)!r} in {path.name} "
                 f"and {test_file}."
             )
+    column = text_column(declared)
+    texts: tuple[str, ...] = ()
+    if column is not None:
+        texts = read_texts(path, column) + (() if test_file is None else read_texts(test_file, column))
     return PeopleData(
         name=path.name,
+        texts=texts,
         inputs=encoded.inputs,
         targets=encoded.targets,
         ids=encoded.ids,
         classes=encoded.classes,
-        test_inputs=None if test is None else test.inputs,
+        test_inputs=None if test is None else test.inputs + (len(encoded.inputs) if texts else 0),
         test_targets=None if test is None else test.targets,
         test_ids=None if test is None else test.ids,
         schema=declared,

@@ -19,6 +19,8 @@ Training must not learn ranges or categories from the private data, so a person 
     [columns.remarks]
     kind = "ignored"
 
+A column of kind "text" is free text, read by an encoder; it is then the only feature.
+
 `draft_schema` writes a first version from the data. Its figures come from the data and are therefore not
 private: until a person has replaced them by public knowledge, or confirmed that they are public, `confirmed`
 stays false.
@@ -41,7 +43,7 @@ from pdpsgd.budgets.files import number, parse_toml, read_text
 from pdpsgd.budgets.readers import column_names, open_table
 from pdpsgd.errors import check_one_of, fail, shown
 
-KINDS = ("numeric", "categorical", "ignored")
+KINDS = ("numeric", "categorical", "text", "ignored")
 MOST_CATEGORIES = 50  # a text column with more distinct values is drafted as ignored: free text, or an id
 
 NOT_PRIVATE = (
@@ -73,11 +75,16 @@ class Categorical:
 
 
 @dataclass(frozen=True)
+class Text:
+    """Free text, which a frozen encoder with public weights turns into numbers."""
+
+
+@dataclass(frozen=True)
 class Ignored:
     """A column that training never sees."""
 
 
-Column = Numeric | Categorical | Ignored
+Column = Numeric | Categorical | Text | Ignored
 
 
 @dataclass(frozen=True)
@@ -149,16 +156,22 @@ class Schema:
 
 
 def draft_schema(
-    table: Any, *, label: str, id_column: str | None = None, leave_out: Iterable[str] = ()
+    table: Any,
+    *,
+    label: str,
+    id_column: str | None = None,
+    leave_out: Iterable[str] = (),
+    text: str | None = None,
 ) -> Schema:
     """Draft a schema from the data for a person to correct; it comes unconfirmed.
 
     Not private: what it says is computed from the data. `leave_out` names columns that are not features, such
     as those with budgets. Columns whose names speak of another epsilon, delta or id are ignored, too.
+    `text` names a column of free text; all others are ignored then.
     """
     frame, source = open_table(table)
     not_features = {name for name in (id_column, *leave_out) if name is not None}
-    for name in (label, *not_features):
+    for name in (label, *not_features, *([] if text is None else [text])):
         if name not in frame.columns:
             fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.")
     classes = _distinct(frame[label])
@@ -173,6 +186,11 @@ def draft_schema(
             f"Expected a label with at most {MOST_CATEGORIES} classes in column {label!r} of {source.name}. "
             f"Got {len(classes):,} distinct values. {remedy}"
         )
+    if text is not None:
+        kinds: dict[str, Column] = {
+            name: Ignored() for name in frame.columns if name not in (label, id_column)
+        }
+        return Schema(label=label, classes=classes, columns={**kinds, text: Text()}, id_column=id_column)
     columns = {
         name: Ignored() if name in not_features or is_no_feature(name) else _draft_column(frame[name])
         for name in frame.columns
@@ -281,7 +299,7 @@ def _column(name: str, values: Any, source: str) -> Column:
     if values["kind"] == "categorical":
         _check_keys(values, {"kind": str, "categories": list}, {}, place)
         return Categorical(tuple(map(text_of, values["categories"])))
-    return Ignored()
+    return Text() if values["kind"] == "text" else Ignored()
 
 
 def _check_keys(content: dict[str, Any], needed: dict[str, Any], allowed: dict[str, Any], place: str) -> None:
@@ -305,7 +323,7 @@ def _column_to_toml(name: str, column: Column) -> str:
     elif isinstance(column, Categorical):
         lines = ['kind = "categorical"', f"categories = {_list(column.categories)}"]
     else:
-        lines = ['kind = "ignored"']
+        lines = [f'kind = "{"text" if isinstance(column, Text) else "ignored"}"']
     return "\n".join([f"\n[columns.{key}]", *lines])
 
 

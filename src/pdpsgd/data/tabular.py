@@ -26,6 +26,7 @@ from pdpsgd.data.schema import (
     Ignored,
     Numeric,
     Schema,
+    Text,
     cells,
     draft_schema,
     is_no_feature,
@@ -125,6 +126,8 @@ def _encode_column(
         if remarks is not None:
             remarks.see_numbers(name, numbers, column)
         return _encode_numbers(numbers, column)
+    if isinstance(column, Text):  # the numbers of texts, until an encoder has read them
+        return np.arange(len(frame), dtype=np.float32)[:, None]
     assert isinstance(column, Categorical)
     values = cells(frame[name])
     if remarks is not None:

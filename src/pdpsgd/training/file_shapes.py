@@ -17,6 +17,7 @@ SETTINGS = {
     "data": Optional(str),
     "classes": Optional([str]),
     "notes": Optional([str]),
+    "encoder": Optional({"name": str, "max_tokens": Range(1, whole=True), "pooling": str, "digest": str}),
     "model": Optional(str),
     "activation": Optional(str),
     "preset": Optional(str),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ class TrainingInputs:
     `name`, `classes`, `notes` and `schema` are known where the records were read by `load_people`.
     `learned_from_data` says that ranges, categories or classes were, and `without_promise` counts test people who
     said what they allow and are promised nothing. `ledger_off` says that a ledger should be kept of them, and is not.
+    Where records are `texts`, inputs are their numbers until `encoder` (its description) has read them.
     """
 
     records: Any
@@ -42,6 +43,8 @@ class TrainingInputs:
     learned_from_data: bool = False
     without_promise: int = 0
     ledger_off: bool = False
+    texts: tuple[str, ...] = ()
+    encoder: Mapping[str, Any] | None = None
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     features: str | None = None
     shape: tuple[int, ...] | None = None
@@ -64,6 +67,7 @@ class TrainingInputs:
             notes=data.notes,
             schema=data.schema,
             learned_from_data=data.learned_from_data,
+            texts=data.texts,
             preprocessing=data.preprocessing,
             shape=data.input_shape,
         )
@@ -79,11 +83,22 @@ class TrainingInputs:
         test = None if self.test_data is None else (features_of(self.test_data[0]), self.test_data[1])
         return replace(self, records=(features_of(inputs), targets), test_data=test, features=name)
 
+    def with_embeddings(
+        self, embed: Callable[[Sequence[str]], Any], encoder: Mapping[str, Any]
+    ) -> TrainingInputs:
+        """Replace every text by its embedding, computed from that text alone; the encoder is in the settings."""
+        embedded = embed(self.texts)
+        made = self.with_features(
+            f"text encoder {encoder['name']}", lambda numbers: embedded[numbers[:, 0].long()]
+        )
+        return replace(made, texts=(), encoder=encoder)
+
     def description(self) -> dict[str, Any]:
         """Describe the data for the settings of a run; empty where nothing is known of it."""
         if self.name is None:
             return {}
-        return {"data": self.name, "classes": list(self.classes), "notes": list(self.notes)}
+        read_by = {} if self.encoder is None else {"encoder": dict(self.encoder)}
+        return {"data": self.name, "classes": list(self.classes), "notes": list(self.notes), **read_by}
 
 
 def inputs_of(
@@ -120,6 +135,11 @@ def inputs_of(
     people = budgets if budgets is None or isinstance(budgets, Budgets) else Budgets(budgets)
     tiers = _tiers(test_budgets, test_tiers)
     if isinstance(data, PeopleData):
+        if data.texts:
+            fail(
+                "Expected features of the texts, from an encoder (pdpsgd.models.encoders). Got the texts: embed them, "
+                "and give fit the embeddings as (inputs, targets)."
+            )
         made = TrainingInputs.from_people(data, people)
         test = made.test_data if test_data is None else as_tensors(test_data)
         ids = made.record_ids if record_ids is None else record_ids

