@@ -79,5 +79,5 @@ def what_is_kept(path: Path) -> bytes:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as plain:
             plain.text_factory = bytes
             return repr([plain.execute(query).fetchall() for query in queries]).encode()
-    except (sqlite3.Error, OverflowError):
+    except (sqlite3.Error, ValueError):  # also names of columns that are no text
         return path.read_bytes()
