@@ -1,7 +1,8 @@
 # Each target makes the environment that it needs; the second call is quick.
 #
 #   make demo     uniform against personalized training on small images; prints a table, writes a page
-#   make test     lint, types, tests, doctests, the README's code, the report page in a browser
+#   make test     lint, types, tests, doctests, the README's code, the report page in a browser (11 to 14 minutes)
+#   make check    its two-minute part: lint, types, and the quick rooms
 #   make lint     ruff and mypy only
 #   make fuzz     10,000 damaged files and odd options, and 1,000 kills of a run (an hour or so)
 #   make bench    ratios against the peers, in one run (several minutes)
@@ -16,9 +17,12 @@ VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+QUICK := tests/test_rooms.py $(addprefix tests/,budgets accounting sampling data models reporting) \
+	tests/engine/test_step.py tests/engine/test_edges.py tests/training/test_options.py tests/training/test_run_folder.py \
+	tests/cli/test_plan.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint fuzz bench kills docs reproduce clean
+.PHONY: help demo test check lint fuzz bench kills docs reproduce clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,8 +32,14 @@ demo: $(VENV)/.ready-demo
 
 # Everything is run, and everything that failed is seen, before it ends.
 test: $(VENV)/.ready-test
+	@echo "$(if $(PYTEST),Some tests,All tests: 11 to 14 minutes on two quiet cores (make check: two)). Skipped ones say why at the end."
 	@failed=0; $(LINT) || failed=1; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST) || failed=1; exit $$failed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) $(PYTEST) || failed=1; exit $$failed
+
+check: $(VENV)/.ready-test
+	@echo "The quick part of the tests: two minutes on two quiet cores."
+	@failed=0; $(LINT) || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) $(QUICK) || failed=1; exit $$failed
 
 lint: $(VENV)/.ready-test
 	$(LINT)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
 from pdpsgd._typing import IdArray
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, shown
 from pdpsgd.ledger import schema
 
 TIMEOUT = 60.0
@@ -162,8 +162,11 @@ class Database:
 
     def _damage(self) -> str | None:
         """Look for damage, in a transaction of its own."""
-        with self.engine.connect() as connection, connection.begin():
-            return self._find_damage(connection)
+        try:
+            with self.engine.connect() as connection, connection.begin():
+                return self._find_damage(connection)
+        except Exception as error:  # not even a transaction can begin
+            return f"It cannot be read ({type(error).__name__}: {shown(str(error))})"
 
     def _sentence(self, error: BaseException, outcome: str) -> str:
         text = " ".join(str(error).split())

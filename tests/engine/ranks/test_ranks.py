@@ -209,6 +209,12 @@ def test_a_rank_that_dies_stops_the_others_with_an_error(two_ranks):
     assert survivor["steps"] < 200
 
 
+def test_when_a_rank_is_killed_all_others_end_with_the_project_s_error_and_none_aborts(tmp_path):
+    three = Finished(["killed"], tmp_path, 3)
+    assert three.codes == [1, -9, 1], "\n".join(three.errors)  # an abort would be -6
+    assert all("PdpsgdError: Expected every rank to answer" in three.errors[rank] for rank in (0, 2))
+
+
 def test_under_torchrun_the_same_script_trains_data_parallel(tmp_path):
     ledger = Ledger.create(tmp_path / "people.ledger")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]

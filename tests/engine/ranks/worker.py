@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,6 +332,17 @@ def die(folder):
     except ValueError as error:
         return {"error": str(error), "steps": engine.steps_taken}
     return {"error": None}
+
+
+def killed(folder):
+    """One of three ranks is killed; the others let the error end them, as a script of one's own would."""
+    engine = make_private(make_plan(steps=200), seed=5)
+    for inputs, targets in engine.loader:
+        if engine.steps_taken == 5 and engine.ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine.optimizer.zero_grad()
+        functional.cross_entropy(engine.module(inputs), targets).backward()
+        engine.optimizer.step()
 
 
 def call_fit(plan, *, inputs, targets, **options):
