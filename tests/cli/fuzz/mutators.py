@@ -91,7 +91,7 @@ def damaged_bytes(content: bytes, rng: random.Random) -> bytes:
             lambda: content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :],
             lambda: content[:at] + rng.randbytes(rng.randint(1, 40)) + content[at:],
             lambda: content[:at] + content[at // 2 :],
-            lambda: gzip.compress(content),
+            lambda: gzip.compress(content, mtime=0),
             lambda: content.decode("latin1").encode("utf-16"),
             lambda: b"\xef\xbb\xbf" + content,
             lambda: content + content,
