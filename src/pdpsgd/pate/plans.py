@@ -99,7 +99,7 @@ def plan_votes(
 
     Guarantee: removing or adding person i's record changes at most s_i = copies * weight of the votes, so the
     largest count moves by at most s_i and the histogram by at most sqrt(2) s_i. Both get Gaussian noise, so that Q
-    questions and A answers cost mu_i^2 = s_i^2 (Q / sigma1^2 + 2 A / sigma2^2), exactly, whichever questions are answered
+    questions and A answers cost mu_i^2 = s_i^2 (Q / sigma1^2 + 2 A / sigma2^2), exactly, whichever are answered
     (docs/theory.md, "Individualized PATE"). As a plan these are two rounds with rate 1; `Plan.verify` checks them.
 
     Args:
