@@ -27,8 +27,9 @@ The pages are made by `python -m experiments` from the records `search.jsonl` (t
 level) and `effort.jsonl`; [how many records of a person take part](many-records.md) is a study of its own;
 *speed* is by `bench/steps.py`, and `audit/` says on each page what made it. A
 reproduction that was stopped continues where it was; `python -m experiments pages` writes these pages again.
-Most runs on record were made with version 0.1.0, whose generator was another one (SFC64, noise in float32): the same seed now gives other
-batches and other noise, so a run made again agrees with its record up to the spread over seeds, not bit for bit.
+Most runs on record were made with version 0.1.0, whose generator was another one (SFC64, noise in float32): the same
+seed now gives other batches and other noise, so a run made again agrees with its record up to the spread over seeds,
+not bit for bit.
 
 ## Against the paper
 
