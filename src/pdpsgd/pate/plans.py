@@ -160,7 +160,7 @@ def plan_votes(
     return VotePlan(
         proven,
         settings,
-        tuple(int(x) for x in _placed(everybody, usable, copies)),
+        tuple(int(x) for x in _placed(everybody, usable, copies.astype(float))),
         tuple(_placed(everybody, usable, weight).tolist()),
         answers,
         questions,

@@ -79,7 +79,10 @@ def spread_labels(
         fail("Expected at least one answer to spread. Got none: the vote answered nothing.")
     points = _components(public, dimensions)
     near = torch.cat(
-        [torch.cdist(part, points).topk(neighbors + 1, largest=False).indices for part in points.split(1000)]
+        [
+            torch.cdist(part, points).topk(neighbors + 1, largest=False).indices
+            for part in torch.split(points, 1000)
+        ]
     )
     rows = torch.arange(len(points)).repeat_interleave(neighbors)
     edges = torch.stack([rows, near[:, 1:].flatten()])

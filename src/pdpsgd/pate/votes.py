@@ -55,7 +55,9 @@ def answer_queries(
             f"Expected questions about the {len(counts):,} public examples. Got {asked.min()} to {asked.max()}."
         )
     settings = planned.settings
-    examples, labels, step, questions = [], [], 0, 0
+    examples: list[int] = []
+    labels: list[int] = []
+    step = questions = 0
     for example in asked[: planned.questions].tolist():
         if len(labels) == planned.answers:
             break
