@@ -237,9 +237,11 @@ which images are asked about. *And labels spread*: over the nearest-neighbor gra
 nobody anything.
 
 `pdp-sgd-exact` trains on the people alone; *after public labels* it starts from a model that has learned the public
-images' true labels, which PATE never sees: that is the paper's comparison, and more than PATE has. Settings (steps
-400, batch 2,048, clipping 0.1, rate 4, a quarter of it after public labels) are those of the scattering preset and
-were not tuned here. *Seconds* are processor time of one core, features not counted; *MB* is the largest memory of the
+images' true labels, which PATE never sees: that is the paper's comparison, and more than PATE has. Settings are
+steps 400, batch 2,048, clipping 0.1, rate 4 for both data sets (MNIST's scattering preset has 2, SVHN's 4), and a
+quarter of that after public labels; none were tuned here. Rows of a seed share their noise, so they are not
+independent: where votes are nearly unanimous, two rows may get the very same labels.
+*Seconds* are processor time of one core, features not counted; *MB* is the largest memory of the
 process up to then.
 
 The published figures rest on data-dependent accounting, which allows more labels for the same budgets but keeps no
