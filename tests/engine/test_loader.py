@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.checks.watch import MOST_BATCHES
 from pdpsgd.engine.records import match_records
 from pdpsgd.errors import PdpsgdError
 
@@ -200,3 +204,18 @@ def test_masked_record_numbers_are_refused(private):
     numbers = np.ma.masked_array(np.arange(40), mask=np.arange(40) == 3)
     with pytest.raises(PdpsgdError, match="record_of_person without masked values"):
         private(record_of_person=numbers)
+
+
+def test_a_batch_is_freed_when_the_next_one_comes_without_a_garbage_collection(private, helpers):
+    run = private(plan=helpers.plan(steps=20))
+    alive = []
+    gc.disable()
+    try:
+        for inputs, targets in run.loader:
+            alive.append(weakref.ref(inputs))
+            run.step(inputs, targets)
+            held = [number for number, batch in enumerate(alive) if batch() is not None]
+    finally:
+        gc.enable()
+    # The first batches are compared with each other, and may be held for as long as that takes.
+    assert [number for number in held if number >= MOST_BATCHES] == [19]

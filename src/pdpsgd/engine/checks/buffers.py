@@ -60,7 +60,8 @@ class BufferWatch(StepObserver):
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Note what is there, and look again when the loop steps."""
         self.start()
-        batch.when_stepped.append(lambda: self.check(empty=batch.size == 0))
+        empty = batch.size == 0  # a check that held the batch would keep its records until the next garbage collection
+        batch.when_stepped.append(lambda: self.check(empty=empty))
 
     def start(self) -> None:
         """Note the state of all of them: a batch is yielded."""
