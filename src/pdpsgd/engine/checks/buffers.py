@@ -60,7 +60,9 @@ class BufferWatch(StepObserver):
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Note what is there, and look again when the loop steps."""
         self.start()
-        empty = batch.size == 0  # a check that held the batch would keep its records until the next garbage collection
+        empty = (
+            batch.size == 0
+        )  # a check that held the batch would keep its records until the next garbage collection
         batch.when_stepped.append(lambda: self.check(empty=empty))
 
     def start(self) -> None:
