@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def train(
         result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
     else:
         result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
-    _show(result, screen)
+    _show(result, screen, inputs.classes)
     if report:
         from pdpsgd.reporting import write_run_report
 
@@ -231,8 +232,9 @@ def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **
         raise
 
 
-def _show(result: TrainingResult, screen: shared.Screen) -> None:
+def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str]) -> None:
     from pdpsgd.cli.plan import show
+    from pdpsgd.training.class_figures import class_sentences
 
     show(result.plan, screen)
     if result.evaluation is not None and result.accuracy is not None:
@@ -246,6 +248,8 @@ def _show(result: TrainingResult, screen: shared.Screen) -> None:
                 f"Accuracy on all records of {tested:,} test people: {result.accuracy:.1%} per record{tiers}; "
                 f"{per_person:.1%} per person, each counted once."
             )
+        for sentence in class_sentences(result.evaluation.to_dict(), classes):
+            screen.say(sentence)
     elif result.evaluation is None:
         screen.say("No test people, so no accuracy: give --test-file or --test-share.")
     for sentence in result.verdict.sentences:

@@ -25,6 +25,7 @@ from pdpsgd.reporting.plan import (
     used_parts,
     verify_parts,
 )
+from pdpsgd.training.class_figures import class_sentences
 from pdpsgd.training.finished_run import Run, read_run
 
 
@@ -156,7 +157,8 @@ def _accuracy(run: Run) -> list[str]:
             f"people, who are not on the list, with all their records; for {per_person:.1%} if each person counts "
             "once, by the share of their records that is right."
         )
-    made = [parts.paragraph(said)]
+    named = run.settings.get("classes") or []
+    made = [parts.paragraph(each) for each in (said, *class_sentences(evaluation, named))]
     rows = accuracy_rows(run.history)
     if rows:
         data = parts.series_table(

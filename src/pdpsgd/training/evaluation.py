@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pdpsgd.engine.batches import PhysicalBatch, call, to_device
 from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
+from pdpsgd.training.class_figures import area_under_curve, balanced_accuracy, majority_share
 from pdpsgd.training.components import Loss, loss_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Share:
 class Evaluation:
     """A model on test people; `accuracy` is None where outputs are not classes.
 
+    `by_class` holds each class's recall, `balanced_accuracy` their mean, and `auc` the area under the ROC curve (with
+    more than two classes, the mean over classes of each against all others).
     Where people have many records, accuracy is per record, and `accuracy_per_person` the mean over people of their own.
     """
 
@@ -46,6 +49,10 @@ class Evaluation:
     by_tier: dict[str, Share] = field(default_factory=dict)
     by_class: dict[str, Share] = field(default_factory=dict)
     accuracy_per_person: float | None = None
+    balanced_accuracy: float | None = None
+    auc: float | None = None
+    majority: float | None = None
+    """The accuracy of always answering the largest class of the test records."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -75,7 +82,7 @@ def evaluate(
         batch_size: Records that go through the model together.
 
     Returns:
-        Number of test people, mean loss, accuracy overall, by tier and by class.
+        Number of test people, mean loss, accuracy overall, by tier and by class, balanced accuracy and AUC.
 
     Raises:
         PdpsgdError: If there is no test record, or not one tier for each.
@@ -91,23 +98,27 @@ def evaluate(
     if persons is not None and persons.shape != (len(records),):
         fail(f"Expected the person of each of the {len(records)} test records. Got shape {persons.shape}.")
     people = len(records) if persons is None else int(persons.max()) + 1
-    total, right, classes = 0.0, [], []
+    total, right, classes, scores = 0.0, [], [], []
     for size, outputs, targets in _predictions(model, records, batch_size):
         total += float(loss(outputs, targets)) * size
         correct = _correct(outputs, targets)
         if correct is not None:
             right.append(correct.cpu().numpy())
+            scores.append(outputs.float().cpu().numpy())
             classes.append(targets.reshape(size).cpu().numpy())
     if not right:
         return Evaluation(people, total / len(records), None)
-    correct_all, class_all = np.concatenate(right), np.concatenate(classes)
+    correct_all, class_all = np.concatenate(right), np.concatenate(classes).astype(np.int64)
     return Evaluation(
         people=people,
         loss=total / len(records),
         accuracy=float(correct_all.mean()),
         by_tier={} if names is None else _shares(correct_all, names, persons),
-        by_class=_shares(correct_all, class_all.astype(np.int64), persons),
+        by_class=_shares(correct_all, class_all, persons),
         accuracy_per_person=None if persons is None else _per_person(correct_all, persons),
+        balanced_accuracy=balanced_accuracy(correct_all, class_all),
+        auc=area_under_curve(np.concatenate(scores), class_all),
+        majority=majority_share(class_all),
     )
 
 

@@ -38,6 +38,9 @@ RESULT = {
         {
             "accuracy": Optional(_SHARE),
             "accuracy_per_person": Optional(_SHARE),
+            "balanced_accuracy": Optional(_SHARE),
+            "auc": Optional(_SHARE),
+            "majority": Optional(_SHARE),
             "people": int,
             "by_tier": Optional(Each(_COUNTED)),
             "by_class": Optional(Each(_COUNTED)),
