@@ -88,6 +88,7 @@ def test_the_run_folder_keeps_apart_what_is_public_what_is_each_person_s_and_wha
         "people/promises.csv",
         "private/checkpoint.safetensors",
         "public/history.jsonl",
+        "public/model.json",
         "public/model.safetensors",
         "public/plan.json",
         "public/result.json",

@@ -131,7 +131,8 @@ class Execution:
             fail(
                 f"Expected optimizer.step() for every batch. Got none for the batch of step {batch.step}. A "
                 "batch must not be left out because of what is in it. If it was left out for another reason, "
-                "call engine.forfeit_step() before going on: the step then counts as taken."
+                "call engine.forfeit_step() before going on: the step then counts as taken. To accumulate gradients, "
+                "write make_private(..., max_physical_batch_size=64), and call step() for each batch that comes."
             )
 
     def batch_to_step(self) -> PhysicalBatch:

@@ -72,7 +72,8 @@ class Recorder:
         if self.calls and backward != self._backward:
             raise PdpsgdError(
                 "Two backward passes without optimizer.step() in between. Call backward() once per batch, "
-                "optimizer.zero_grad() to give a batch up, and use max_physical_batch_size to accumulate; "
+                "optimizer.zero_grad() to give a batch up. To accumulate, write make_private(..., "
+                "max_physical_batch_size=64), and backward() and step() for each batch that comes; "
                 "activation checkpointing needs use_reentrant=False."
             )
         self._backward = backward

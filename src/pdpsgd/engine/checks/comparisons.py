@@ -358,7 +358,8 @@ class Probe:
 def _refuse(why: str) -> NoReturn:
     fail(
         f"Examples mix in this model or loss: {why}. Every example's loss must depend on that example only, and the "
-        "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch, no "
+        "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch (write "
+        "`(loss_none * w[y]).mean()`, with loss_none as of reduction='none'), no "
         "contrastive terms, no statistics of the batch, nothing that depends on the batch's size."
     )
 

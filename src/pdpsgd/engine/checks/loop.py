@@ -427,7 +427,8 @@ def _refuse_loss(more: str = "") -> NoReturn:
     fail(
         "Examples mix in the loss of this loop: the gradient that it gives an example's outputs in a batch is not the "
         "one it gives them alone, or among others. Every example's loss must depend on that example only, and the "
-        "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch, no "
+        "batch's loss be their plain mean or sum: no class weights or ignored targets normalized over the batch (write "
+        "`(loss_none * w[y]).mean()`, with loss_none as of reduction='none'), no "
         "mixed targets, no contrastive terms, no statistics of the batch, nothing that depends on the batch's size."
         f"{more}"
     )

@@ -275,6 +275,7 @@ def _refuse(why: str) -> NoReturn:
     fail(
         f"Examples mix in this loss: of a row's gradient, {why}, beyond the factor of a mean or a sum. Every example's "
         "loss must depend on that example only, and the batch's loss be their plain mean or sum: no class weights or "
-        "ignored targets normalized over the batch (multiply each example's loss by its weight, and take the plain "
-        "mean or sum), no factor that depends on the batch's size, no contrastive terms, no statistics of the batch."
+        "ignored targets normalized over the batch (write `(loss_none * w[y]).mean()`, with loss_none as "
+        "of reduction='none'), no factor that depends on the batch's size, no contrastive terms, no statistics of the "
+        "batch."
     )
