@@ -160,7 +160,15 @@ def show(made: Plan, screen: shared.Screen) -> None:
         return
     from pdpsgd.planning.plan_table import table
 
-    screen.table(table(made.mechanism, made.levels, made.rounds))
+    screen.table(
+        table(
+            made.mechanism,
+            made.levels,
+            made.rounds,
+            accountant=made.accountant,
+            of_ledger=made.ledger is not None,
+        )
+    )
     for line in made.summary():
         screen.say(line)
 

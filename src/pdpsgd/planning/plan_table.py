@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdpsgd.accounting.history import exposures_of
 from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.planning.signal import signal_efficiency
 
@@ -58,13 +59,28 @@ def allowed_and_used(levels: Sequence[Level]) -> tuple[float, float | None]:
     )
 
 
-def table(mechanism: str, levels: Sequence[Level], rounds: Sequence[Round]) -> Table:
+def headings(*, of_ledger: bool) -> tuple[str, str]:
+    """Name a level's epsilon and what is proven: of a run in a ledger they are its share of what people allow."""
+    return ("this run may take", "it takes") if of_ledger else ("epsilon allowed", "proven")
+
+
+def table(
+    mechanism: str,
+    levels: Sequence[Level],
+    rounds: Sequence[Round],
+    *,
+    accountant: str = "pld",
+    of_ledger: bool = False,
+) -> Table:
     """Lay a plan out as a rich table.
 
     Args:
         mechanism: the plan's mechanism, for the title.
         levels: the plan's levels.
         rounds: the plan's rounds.
+        accountant: the name of the plan's accountant; beside certificates the exact figure is shown, which holds if
+            nothing was chosen by results.
+        of_ledger: whether the levels' epsilons are shares of what people allow over all runs.
 
     Returns:
         The table, one row per level or per group of levels.
@@ -73,13 +89,20 @@ def table(mechanism: str, levels: Sequence[Level], rounds: Sequence[Round]) -> T
 
     people, steps = sum(level.people for level in levels), sum(r.steps for r in rounds)
     laid_out = Table(title=f"{mechanism}, {people:,} people, {steps:,} steps", title_justify="left")
-    for name in ("people", "epsilon allowed", "proven", "used", "sampling rate", "delta"):
+    by_certificates = accountant == "certificate"
+    exact = ("if all was fixed",) if by_certificates else ()
+    for name in ("people", *headings(of_ledger=of_ledger), *exact, "used", "sampling rate", "delta"):
         laid_out.add_column(name, justify="right")
-    for row in rows(levels, rounds):
+    groups = np.array_split(np.arange(len(levels)), min(MOST_ROWS, len(levels)))
+    for row, group in zip(rows(levels, rounds), groups, strict=True):
+        ends = (
+            [_exact_epsilon(int(i), levels, rounds) for i in (group[0], group[-1])] if by_certificates else []
+        )
         laid_out.add_row(
             f"{row.people:,}",
             span(row.epsilon),
             "nothing proven" if row.proven is None else span(row.proven),
+            *((span((min(ends), max(ends))),) if ends else ()),
             "" if row.used is None else f"{100 * row.used:.1f} %",
             span(row.rate, digits=3),
             span(row.delta),
@@ -87,13 +110,16 @@ def table(mechanism: str, levels: Sequence[Level], rounds: Sequence[Round]) -> T
     return laid_out
 
 
-def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str) -> list[str]:
+def summary(
+    levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str, of_ledger: bool = False
+) -> list[str]:
     """Say what belongs under the table: noise multipliers, and how much of what people allow is used.
 
     Args:
         levels: the plan's levels.
         rounds: the plan's rounds.
         accountant: the name of the accountant that made the plan.
+        of_ledger: as for `table`.
 
     Returns:
         Up to three sentences, each an entry.
@@ -103,7 +129,7 @@ def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str
     lines = [f"Noise multiplier {', '.join(shown)}; accountant {accountant}."]
     allowed, used = allowed_and_used(levels)
     if used is not None and allowed > 0:
-        whole = "what this run may take" if accountant == "certificate" else "all that people allow"
+        whole = "what this run may take" if of_ledger else "all that people allow"
         lines.append(
             f"{100 * used / allowed:.2f} % of {whole} is used (epsilon summed over people: "
             f"{used:,.0f} of {allowed:,.0f})."
@@ -114,6 +140,14 @@ def summary(levels: Sequence[Level], rounds: Sequence[Round], *, accountant: str
             f"Signal efficiency {efficiency:.3f}: the share of the most signal that any plan gets from these budgets."
         )
     return lines
+
+
+def _exact_epsilon(level: int, levels: Sequence[Level], rounds: Sequence[Round]) -> float:
+    """What a level's exposures cost together if no plan was chosen by results: what adaptivity is paid beside."""
+    from pdpsgd.accounting.registry import accountant
+
+    exposures = exposures_of(levels[level].history) + tuple(r.exposure(level) for r in rounds)
+    return accountant("pld").epsilon(exposures, levels[level].delta)
 
 
 def render(table: Table, lines: Sequence[str]) -> str:

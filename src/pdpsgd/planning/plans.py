@@ -254,14 +254,23 @@ class Plan:
         """Show promised, proven, used, sampling rate and number of people per level, as text."""
         from pdpsgd.planning.plan_table import render, table
 
-        return render(table(self.mechanism, self.levels, self.rounds), self.summary())
+        laid_out = table(
+            self.mechanism,
+            self.levels,
+            self.rounds,
+            accountant=self.accountant,
+            of_ledger=self.ledger is not None,
+        )
+        return render(laid_out, self.summary())
 
     def summary(self) -> list[str]:
         """Say what belongs under the table: noise multipliers, what stays unused, notes."""
         from pdpsgd.planning.plan_table import summary
 
         mark = [] if self.not_for_release is None else [f"Not for release. {self.not_for_release}"]
-        return [*summary(self.levels, self.rounds, accountant=self.accountant), *mark, *self.notes]
+        of_ledger = self.ledger is not None
+        said = summary(self.levels, self.rounds, accountant=self.accountant, of_ledger=of_ledger)
+        return [*said, *mark, *self.notes]
 
 
 def _check_structure(plan: Plan) -> None:

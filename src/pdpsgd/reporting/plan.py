@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.plan_table import allowed_and_used, span
+from pdpsgd.planning.plan_table import allowed_and_used, headings, span
 from pdpsgd.planning.plan_table import rows as table_rows
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.charts import PAGE
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
 
 MOST_LEVELS_VERIFIED = 64
+OF_LEDGER = (
+    " That is for all runs together (see the part on all runs). The figures here are of this run alone: what it may "
+    "take, as its share of what was left, and what it takes."
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ def promise_parts(plan: Plan) -> list[str]:
             "Each person said how much privacy loss (epsilon, at a small probability delta) they allow. "
             "People with like "
             "budgets stand on one level, at a budget that is at most their own. Smaller is more private."
+            + (OF_LEDGER if plan.ledger is not None else "")
         ),
         _promise_table(plan),
     ]
@@ -64,9 +69,10 @@ def promise_parts(plan: Plan) -> list[str]:
 
 
 def _promise_table(plan: Plan) -> str:
-
+    of_ledger = plan.ledger is not None
+    allowed, proven = headings(of_ledger=True) if of_ledger else ("epsilon promised", "epsilon proven")
     return parts.table(
-        ("epsilon promised", "people", "epsilon proven", "used", "sampling rate", "delta"),
+        (allowed, "people", proven, "used", "sampling rate", "delta"),
         [
             (
                 span(row.epsilon),
@@ -78,7 +84,7 @@ def _promise_table(plan: Plan) -> str:
             )
             for row in table_rows(plan.levels, plan.rounds)
         ],
-        caption="Promised and proven, level by level"
+        caption=("Of this run, level by level" if of_ledger else "Promised and proven, level by level")
         + ("; adjacent levels together" if len(plan.levels) > 24 else ""),
     )
 
@@ -90,9 +96,10 @@ def used_parts(plan: Plan) -> list[str]:
     if used is None or not allowed:
         return [parts.paragraph("Nothing is proven, so what was used cannot be said.")]
     unused = 100 * (1 - used / allowed)
+    whole = "the epsilon that people allow" if plan.ledger is None else "the epsilon that this run may take"
     made = [
         parts.paragraph(
-            f"Summed over people, {100 * used / allowed:.2f} % of the epsilon that people allow was used, "
+            f"Summed over people, {100 * used / allowed:.2f} % of {whole} was used, "
             f"and {unused:.2f} % was "
             "not. What is not used could have made the model better at no further cost to anybody's wishes."
         )
