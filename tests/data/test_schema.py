@@ -122,7 +122,7 @@ HEAD = 'label = "y"\nclasses = ["a", "b"]\n'
         (HEAD + "columns = 3", r"\[columns.NAME\]"),
         (HEAD + "columns.x = 3", r"\[columns.x\] of people.toml. Got 3"),
         (HEAD + "[columns.x]\nlow = 1", r"Expected 'kind' in \[columns.x\]"),
-        (HEAD + '[columns.x]\nkind = "number"', r"'numeric', 'categorical', 'ignored'.*'number'"),
+        (HEAD + '[columns.x]\nkind = "number"', r"'numeric', 'categorical', .*'ignored'.*'number'"),
         (HEAD + '[columns.x]\nkind = "numeric"\nlow = 1', r"Expected 'high' in \[columns.x\]"),
         (HEAD + '[columns.x]\nkind = "numeric"\nlow = "1"\nhigh = 2', r"'low' in \[columns.x\].*Got '1'"),
         (

@@ -151,7 +151,7 @@ def test_who_is_never_sampled_leaves_no_trace_however_many_records_they_have(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_rows_of_others_are_the_same_whatever_somebody_has(private: Make, reduction: str) -> None:
-    """What everybody else adds is equal by the bit: the sums differ in one person's own gradient alone."""
+    """What everybody else adds is the same, up to the rounding of a block's sum that clipping leaves room for."""
     plan = make_plan(people=PEOPLE, rates=(1.0,), steps=1, clip_scales=(1.0,))
     totals = []
     for kept in (COUNTS[6], 1, 0):
@@ -163,8 +163,11 @@ def test_the_rows_of_others_are_the_same_whatever_somebody_has(private: Make, re
             run = many(private, plan=plan, data=data, record_ids=WHOSE[chosen], loss_reduction=reduction)
         train(run, reduction)
         totals.append(torch.cat(double.totals[0]))
-    assert torch.equal(totals[0], totals[1])
-    assert torch.equal(totals[0], totals[2])
+    # Rows stand elsewhere in a sum over b rows, whose order is the kernel's own: docs/theory.md bounds what that moves.
+    rows = len(WHOSE)
+    bound = 2 * rows * (rows + 2) * 2**-24
+    assert (totals[0] - totals[1]).norm() <= bound
+    assert (totals[0] - totals[2]).norm() <= bound
 
 
 def test_any_dataset_and_loader_will_do(private: Make) -> None:

@@ -35,7 +35,7 @@ def evened_out(levels: Levels, gamma: float, gamma_from: float | None = None) ->
 
     >>> three = Levels(np.array([1.0, 2.0, 3.0]), np.full(3, 1e-5), np.ones(3), ((),) * 3)
     >>> evened_out(three, 0.5).epsilon.round(3).tolist()
-    [1.0, 1.412, 1.721]
+    [1.0, 1.412, 1.724]
     """
     if not 0 <= gamma <= 1:
         fail(

@@ -158,7 +158,7 @@ class PlanOptions(Options):
     )
     gamma: float = option(
         1.0,
-        "fairness, from 0 (the same influence for all) to 1 (all that they allow)",
+        "fairness, from 0 (equal influence) to 1 (all that people allow)",
         panel=PLAN,
         kind=float,
     )
