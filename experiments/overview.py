@@ -58,7 +58,7 @@ standard error. With few seeds that error is itself uncertain. Other personalize
 | [features](features.md) | a linear model on wavelet features, not the paper's network |
 | [table-1-as-published](table-1-as-published.md) | the paper's set-up and bookkeeping, its cells beside ours |
 | [table-2](table-2.md) | run time, iterations, parameters |
-| [table-3](table-3.md) | Individualized PATE, soundly, beside `pdp-sgd-exact`; linear models, one seed |
+| [table-3](table-3.md) | Individualized PATE, soundly, beside `pdp-sgd-exact`; linear models, three seeds |
 | [idp-benchmark](idp-benchmark.md) | IDP-SGD's own benchmark |
 | [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus (`bench/steps.py`) |
 | [search](search.md) | every trial of the hyper-parameter search |

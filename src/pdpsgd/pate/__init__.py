@@ -1,19 +1,23 @@
 """Individualized PATE: teachers learn from people's records, a student from public examples that they label."""
 
 from pdpsgd.pate.plans import MECHANISMS, VotePlan, VoteSettings, plan_votes
-from pdpsgd.pate.student import ask_about, spread_labels
+from pdpsgd.pate.running import PateResult, run_pate
+from pdpsgd.pate.student import ask_about, spread_labels, train_student
 from pdpsgd.pate.teachers import assign_people, train_ridge_teachers, vote_counts
 from pdpsgd.pate.votes import answer_queries
 
 __all__ = [
     "MECHANISMS",
+    "PateResult",
     "VotePlan",
     "VoteSettings",
     "answer_queries",
     "ask_about",
     "assign_people",
     "plan_votes",
+    "run_pate",
     "spread_labels",
     "train_ridge_teachers",
+    "train_student",
     "vote_counts",
 ]

@@ -81,6 +81,24 @@ class VotePlan:
     answers: int
     questions: int
 
+    def __post_init__(self) -> None:
+        """Refuse a vote that its plan does not pay for, such as one with more answers."""
+        asked, answered = self.plan.rounds
+        noise = (self.settings.check_noise, self.settings.answer_noise / math.sqrt(2))
+        moved = [copies * weight for copies, weight in zip(self.copies, self.weights, strict=True)]
+        is_paid = (self.questions, self.answers) == (asked.steps, answered.steps) and all(
+            _covers(each.exposure(level), deviation / share)
+            for each, deviation in zip((asked, answered), noise, strict=True)
+            for level, share in enumerate(moved)
+            if share > 0
+        )
+        if not is_paid:
+            fail(
+                f"Expected a vote as its plan has it: {asked.steps} questions, {answered.steps} answers, its noise and "
+                f"weights. Got another one ({self.questions} questions, {self.answers} answers): compute it with "
+                "plan_votes."
+            )
+
     @property
     def by_level(self) -> bool:
         """Whether each teacher has people of one level only."""
@@ -165,6 +183,12 @@ def plan_votes(
         answers,
         questions,
     )
+
+
+def _covers(charged: Exposure, noise_multiplier: float) -> bool:
+    """Whether a release with this noise, and everybody in it, costs no more than what is charged for it."""
+    whole = charged.participation == charged.sample_rate == 1
+    return whole and noise_multiplier >= charged.noise_multiplier * (1 - 1e-9)
 
 
 def _mu_of(levels: Levels, by: Accountant) -> FloatArray:

@@ -1,10 +1,12 @@
-"""The student's part, from public things only: which examples to ask about, and labels for those around them."""
+"""The student's part, from public things only: what to ask about, labels for what is around it, and training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pdpsgd._typing import IntArray
 from pdpsgd.errors import fail
@@ -98,6 +100,46 @@ def spread_labels(
     for _ in range(rounds):
         state = kept * torch.sparse.mm(graph, state) + (1 - kept) * start
     return state / state.sum(dim=1, keepdim=True).clamp_min(1e-30)
+
+
+def train_student(
+    model: nn.Module,
+    inputs: Tensor,
+    wanted: Tensor,
+    *,
+    steps: int = 200,
+    batch_size: int = 512,
+    learning_rate: float = 2e-3,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Train a model, in place, on public examples and their labels: plain training with Adam, without noise.
+
+    Guarantee: post-processing of public labels.
+
+    Args:
+        model: gives one number for each class.
+        inputs: public examples.
+        wanted: a distribution over classes for each of them (one-hot for a label).
+        steps: number of steps.
+        batch_size: examples of a step, or all if there are fewer.
+        learning_rate: of Adam.
+        progress: told how many of how many steps are done.
+
+    Raises:
+        PdpsgdError: there is no example, or not a distribution for each.
+    """
+    if not len(inputs) or len(inputs) != len(wanted):
+        fail(
+            f"Expected examples, and a distribution over classes for each. Got {len(inputs)} and {len(wanted)}."
+        )
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=1e-4)
+    for step in range(steps):
+        chosen = torch.randint(len(inputs), (min(batch_size, len(inputs)),))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[chosen]), wanted[chosen]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if progress is not None:
+            progress(step + 1, steps)
 
 
 def _components(features: Tensor, dimensions: int) -> Tensor:

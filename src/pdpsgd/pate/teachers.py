@@ -92,7 +92,8 @@ def train_ridge_teachers(
 
     Args:
         teachers: who learns from whom.
-        inputs: everybody's features, one row per person on the list; NaN for somebody without a record.
+        inputs: everybody's features, one row per person on the list; NaN for somebody without a record; rows that
+            are not finite are left out.
         targets: everybody's class.
         public: features of the public examples.
         classes: number of classes.
@@ -106,7 +107,7 @@ def train_ridge_teachers(
     found = np.full((len(teachers), len(shown)), NOTHING_LEARNED, dtype=np.int64)
     for number, teacher in enumerate(teachers):
         rows, labels = flat[teacher.people], targets[teacher.people]
-        supplied = ~rows.isnan().any(dim=1)
+        supplied = rows.isfinite().all(dim=1)
         rows, labels = rows[supplied], labels[supplied]
         if len(rows):
             center = rows.mean(dim=0)

@@ -1,0 +1,117 @@
+"""`run_pate` from records to a student on digits: its verdict, its repetition, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pdpsgd import Budgets, PdpsgdError
+from pdpsgd.data.benchmarks import load
+from pdpsgd.pate import MECHANISMS, VotePlan, VoteSettings, plan_votes, run_pate, train_student
+
+DIGITS = load("digits")
+PEOPLE = DIGITS.train_inputs[:1000], DIGITS.train_targets[:1000]
+PUBLIC = DIGITS.train_inputs[1000:]
+BUDGETS = Budgets.from_tiers({4.0: 0.5, 8.0: 0.5}, 1000, shuffle=0)
+SETTINGS = VoteSettings().enlarged(100 / 250)
+
+
+def vote(mechanism: str = "i-pate-weight") -> VotePlan:
+    return plan_votes(BUDGETS, mechanism, settings=SETTINGS)
+
+
+def run(**changed: Any) -> Any:
+    given = {"data": PEOPLE, "budgets": BUDGETS, "public": PUBLIC, "classes": 10, "planned": vote()}
+    return run_pate(**{"progress": False, **given, **changed})
+
+
+def accuracy(student: torch.nn.Module) -> float:
+    return float((student(DIGITS.test_inputs).argmax(1) == DIGITS.test_targets).float().mean())
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_student_learns_and_the_promise_holds(mechanism: str) -> None:
+    result = run(planned=vote(mechanism))
+    assert result.verdict.is_for_release
+    assert "holds for all 1,000 people" in result.verdict.headline
+    assert len(result.answers.labels) <= result.planned.answers
+    repeatable = run(planned=vote(mechanism), seed=0)
+    assert accuracy(repeatable.student) > 0.2  # chance is 0.1
+
+
+def test_a_seed_repeats_the_run_and_is_not_for_release() -> None:
+    one, other, third = run(seed=3), run(seed=3), run(seed=4)
+    assert one.answers.labels.tolist() == other.answers.labels.tolist()
+    weights = [torch.cat([p.flatten() for p in r.student.parameters()]) for r in (one, other, third)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not one.verdict.is_for_release
+    assert "seeded" in [reason.code for reason in one.verdict.reasons]
+
+
+def test_the_student_may_be_any_network_and_learn_from_answered_examples_alone() -> None:
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10)
+    )
+    result = run(student=own, spread=False, seed=0)
+    assert result.student is own
+    assert accuracy(own) > 0.3
+
+
+def test_progress_is_shown_where_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    run(seed=0)
+    assert capsys.readouterr().err == ""
+    run(seed=0, progress=True)
+    shown = capsys.readouterr()
+    assert "Teachers" in shown.err
+    assert "Student" in shown.err
+    assert shown.out == ""
+
+
+def test_people_without_a_usable_record_are_left_out_without_a_word() -> None:
+    inputs = PEOPLE[0].clone()
+    inputs[0], inputs[1, 0, 0, 0] = torch.nan, torch.inf
+    assert run(data=(inputs, PEOPLE[1])).verdict.is_for_release
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data": (PEOPLE[0][:9], PEOPLE[1])}, "one record for each of 1,000 people. Got 9"),
+        ({"data": (PEOPLE[0], PEOPLE[1] + 1)}, "from 0 to 9"),
+        ({"data": (PEOPLE[0], PEOPLE[1].float())}, "int64"),
+        ({"public": PUBLIC.flatten(1)}, r"shape \(1, 8, 8\)"),
+        ({"public": PUBLIC[:0]}, r"shape \(1, 8, 8\)"),
+        ({"public": PUBLIC * torch.inf}, "finite public"),
+        ({"planned": "i-pate"}, "i-pate-weight"),
+        ({"budgets": Budgets([1.0] * 1000)}, "other people"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(PdpsgdError, match=message):
+        run(**changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"answers": 1000},
+        {"questions": 10_000},
+        {"settings": replace(SETTINGS, answer_noise=1.0)},
+        {"settings": replace(SETTINGS, check_noise=1.0)},
+        {"copies": (2, 2)},
+        {"weights": (1.0, 3.0)},
+    ],
+)
+def test_a_vote_that_its_plan_does_not_pay_for_cannot_be_made(changed: dict[str, Any]) -> None:
+    with pytest.raises(PdpsgdError, match="as its plan has it"):
+        replace(vote(), **changed)
+
+
+def test_a_student_without_examples_is_refused() -> None:
+    with pytest.raises(PdpsgdError, match="Got 0 and 0"):
+        train_student(torch.nn.Linear(2, 2), torch.zeros(0, 2), torch.zeros(0, 2))
