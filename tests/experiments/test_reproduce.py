@@ -283,7 +283,7 @@ def test_the_command_writes_a_figure_and_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["pages", "--part", "half"], "Got 'half'."), (["table-3"], "Got what='table-3'.")],
+    [(["pages", "--part", "half"], "Got 'half'."), (["table-9"], "Got what='table-9'.")],
 )
 def test_a_mistake_ends_with_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path)])
