@@ -8,7 +8,6 @@
 | `readings` | the same by other readings of the paper |
 | `search` | the hyper-parameter search that every system is given |
 | `inputs`, `runner` | data and model of a run; carries it out |
-| `many_records` | people with many records: accuracy on real mails, by records per person |
 | `effort` | what a run would take, without running it whole |
 | `record` | what came out, one JSON line a run; nothing is computed twice |
 | `published` | what others printed |
@@ -16,6 +15,7 @@
 | `as_published_page`, `reasons` | the page of table 1 as published, and why its figures are not the printed ones |
 | `many_records` | how many records of a person should take part: mails by senders, a study of its own |
 | `advice`, `advice_sets` | the runs behind the rules of `pdpsgd advise`, and the public sets that they are on |
+| `table_3` | Individualized PATE beside `pdp-sgd-exact`, with linear models |
 | `mail_embeddings` | features of the mails, for `many_records` |
 | `reproduce` | one command for each table and figure |
 """
