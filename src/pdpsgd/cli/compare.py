@@ -50,7 +50,7 @@ def compare(
     records: DataOptions,
     people: ListOptions,
     options: Annotated[CommandOptions, Only(*PLANNING, "model", "activation", *LEARNING)],
-    mechanisms: Mechanisms = "dp-sgd,pdp-sgd-exact",
+    mechanisms: Mechanisms = "dp-sgd,dp-sgd-exclude,pdp-sgd-exact",
     seeds: Seeds = 3,
     first_seed: FirstSeed = 0,
     page: Page = Path("comparison.html"),

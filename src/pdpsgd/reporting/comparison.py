@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from pdpsgd.training.comparison import Comparison, Outcome
 
 
-def comparison_page(made: Comparison) -> str:
-    """Return the page as text."""
+def comparison_page(made: Comparison, *others: Comparison) -> str:
+    """Return the page as text; `others` are comparisons with other lists of budgets, a shorter part each."""
     sections = [
         parts.Section("Overview", "At a glance", *_overview(made)),
         parts.Section("Promise", "What is promised, proven and used", *_promise(made)),
         parts.Section("Accuracy", "How good the models are", *_accuracy(made)),
         parts.Section("Gains and losses", "Who gains and who loses", *_gains(made)),
+        *(parts.Section(other.data, other.data, *_overview(other), *_remarks(other)) for other in others),
         parts.Section("Settings", "Settings", *_settings(made)),
-        parts.Section(
-            "Remarks", "What to keep in mind", parts.bullets(made.notes or ("Nothing in particular.",))
-        ),
+        parts.Section("Remarks", "What to keep in mind", *_remarks(made)),
     ]
     names = ", ".join(outcome.mechanism for outcome in made.outcomes)
     return parts.page(
@@ -96,11 +95,16 @@ def _overview(made: Comparison) -> list[str]:
     ]
 
 
+def _remarks(made: Comparison) -> list[str]:
+    return [parts.bullets(made.notes or ("Nothing in particular.",))]
+
+
 def _promise(made: Comparison) -> list[str]:
     rows = charts.used_rows(made)
     text = (
         "Uniform training (dp-sgd) treats everybody as the strictest person asks, and leaves unused what "
-        "others allow. "
+        "others allow. Leaving the strictest out (dp-sgd-exclude) raises what the others get, and uses nothing of "
+        "the strictest people's records. "
         "Personalized training samples each person as often as their own budget allows."
     )
     if not rows:

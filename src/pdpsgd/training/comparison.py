@@ -134,7 +134,7 @@ class Comparison:
         }
 
     def table(self) -> Any:
-        """Return a rich table: accuracy, promised and proven epsilon per tier, share used, time."""
+        """Return a rich table: accuracy, promised and proven epsilon per tier, share used, noise multiplier."""
         from rich import box
         from rich.table import Table
 
@@ -146,8 +146,8 @@ class Comparison:
         made.add_column(
             f"epsilon proven, of\n{promised} promised", justify="right", no_wrap=len(promised) < 24
         )
-        for name in ("used", "noise\nmultiplier", "time\nper run"):
-            made.add_column(name, justify="right")
+        for name in ("used", "noise"):
+            made.add_column(name, justify="right", no_wrap=True)
         for outcome in self.outcomes:
             noise = [r.noise_multiplier for r in outcome.plan.rounds]
             made.add_row(
@@ -156,7 +156,6 @@ class Comparison:
                 " / ".join("?" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
                 "" if outcome.used is None else f"{outcome.used:.1%}",
                 f"{min(noise):.2f}" if min(noise) == max(noise) else f"{min(noise):.2f} to {max(noise):.2f}",
-                f"{outcome.training_seconds:.1f} s",
             )
         return made
 
@@ -225,7 +224,11 @@ def compare(
         outcomes=tuple(outcomes),
         settings=settings,
         versions=versions(),
-        notes=(*notes, *_about_all_runs(together, sum(len(outcome.seeds) for outcome in outcomes))),
+        notes=(
+            *notes,
+            *_about_people_left_out(outcomes),
+            *_about_all_runs(together, sum(len(outcome.seeds) for outcome in outcomes)),
+        ),
         together=together,
     )
 
@@ -286,6 +289,24 @@ def cost_together(plans: Sequence[tuple[Plan, int]], most: int = MOST_TIERS) -> 
         epsilon = accountant("pld").epsilon(history, level.delta)
         found.append(Together(tier.name, tier.people, tier.promised, epsilon))
     return tuple(found)
+
+
+def _about_people_left_out(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say whose records a mechanism never draws although they allow something."""
+    said = []
+    for outcome in outcomes:
+        plan = outcome.plan
+        unused = [
+            level.people
+            for index, level in enumerate(plan.levels)
+            if level.epsilon > 0 and all(r.exposure(index).costs_nothing for r in plan.rounds)
+        ]
+        if left_out := sum(unused):
+            said.append(
+                f"{outcome.mechanism} leaves out {left_out:,} of {plan.people:,} people who allow something: their "
+                "records shape nothing."
+            )
+    return said
 
 
 def _about_all_runs(together: Sequence[Together], runs: int) -> list[str]:
