@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import pdpsgd
 from pdpsgd.accounting import Exposure, accountant
 from pdpsgd.reporting import comparison_page
-from pdpsgd.training.comparison import cost_together
+from pdpsgd.training.comparison import _bound, cost_together
 
 
 @pytest.fixture
 def compared(problem):
-    def compare(mechanisms, seeds):
+    def compare(mechanisms, seeds, **options):
         return pdpsgd.compare(
             mechanisms,
             make_model=lambda seed: problem.model(),
@@ -22,6 +24,7 @@ def compared(problem):
             record_ids=problem.budgets.ids,
             seeds=seeds,
             plan_options={"steps": 5, "batch_size": 20},
+            **options,
         )
 
     return compare
@@ -46,6 +49,32 @@ def test_one_run_costs_what_its_plan_proves_and_nothing_more_is_said(compared):
         assert tier.epsilon == pytest.approx(proven.proven, rel=1e-3)
     assert made.notes == ()
     assert "The run keeps its promise to all 100 people." in comparison_page(made)
+
+
+def test_people_whom_a_mechanism_leaves_out_are_counted_and_said(compared):
+    threshold = {"dp-sgd-exclude": {"exclude_below": 1.5}}
+    made = compared(["dp-sgd-exclude", "pdp-sgd-exact"], (0,), options_of=threshold)
+    exclude, exact = made.outcomes
+    unused = sum(tier.people for tier in exclude.tiers if tier.proven == 0)
+    assert 0 < unused < made.people
+    (said,) = [note for note in made.notes if "leaves out" in note]
+    assert said.startswith(f"dp-sgd-exclude leaves out {unused:,} of {made.people:,} people")
+    assert all(tier.proven > 0 for tier in exact.tiers)
+
+
+def test_a_second_list_has_a_part_of_its_own_on_the_page(compared):
+    first, second = compared(["dp-sgd"], (0,)), compared(["dp-sgd", "pdp-sgd-exact"], (0,))
+    page = comparison_page(first, dataclasses.replace(second, data="another list"))
+    assert ">another list</h2>" in page
+    assert "another list" not in comparison_page(first)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(0.99817, "0.999"), (2.9949, "3"), (2.981, "2.99"), (0.0, "0"), (1.0, "1"), (0.09983, "0.0999")],
+)
+def test_a_proven_figure_is_never_shown_smaller_than_it_is(epsilon, shown):
+    assert _bound(epsilon) == shown
 
 
 def test_all_runs_together_are_composed_by_the_accountant(problem):

@@ -41,7 +41,7 @@ LISTS = (
         {"dp-sgd": 1.0, "dp-sgd-exclude": 1.0, "pdp-sgd-exact": 2.0},
     ),
     PeopleList(
-        "digits, one person in a hundred at 0.1",
+        "digits, 1 % of the people at 0.1",
         {0.1: 0.01, 1.0: 0.33, 2.0: 0.43, 3.0: 0.23},
         {"dp-sgd": 0.12, "dp-sgd-exclude": 1.0, "pdp-sgd-exact": 1.0},
     ),

@@ -153,7 +153,7 @@ class Comparison:
             made.add_row(
                 outcome.mechanism,
                 _with_error(outcome),
-                " / ".join("?" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
+                " / ".join("?" if tier.proven is None else _bound(tier.proven) for tier in outcome.tiers),
                 "" if outcome.used is None else f"{outcome.used:.1%}",
                 f"{min(noise):.2f}" if min(noise) == max(noise) else f"{min(noise):.2f} to {max(noise):.2f}",
             )
@@ -243,6 +243,9 @@ PLAN_OPTIONS = (
     "drawn",
     "weights",
     "loss",
+    "exclude_below",
+    "gamma",
+    "gamma_from",
 )
 
 
@@ -405,6 +408,14 @@ def _mean_history(histories: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[
 def _with_error(outcome: Outcome) -> str:
     mean, error = f"{100 * outcome.accuracy:.1f}", outcome.standard_error
     return mean if error is None else f"{mean} ± {100 * error:.1f}"
+
+
+def _bound(epsilon: float) -> str:
+    """Write a bound with three digits, rounded up."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.3g}"
 
 
 def _check(mechanisms: Sequence[str], seeds: Sequence[int]) -> None:

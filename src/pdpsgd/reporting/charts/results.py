@@ -29,7 +29,8 @@ def save_comparison_chart(comparison: Comparison, path: Path, *, palette: Palett
         title="How much of what each tier allows is used", width=520
     )
     seeds = seeds_chart(seed_rows(comparison), palette).properties(title="Accuracy on test people", width=520)
-    save(altair.vconcat(used, seeds).resolve_scale(color="independent", x="independent"), path, palette)
+    both = altair.vconcat(used, seeds).resolve_scale(color="independent", x="independent")
+    save(both.properties(padding={"left": 24, "right": 8, "top": 5, "bottom": 5}), path, palette)
 
 
 def used_rows(comparison: Comparison) -> list[dict[str, Any]]:
