@@ -81,6 +81,7 @@ def main() -> None:
     plan(Budgets([1.0, 2.0]), steps=10, batch_size=1)  # imports
     for people in (1_000_000, 10_000_000):
         budgets = Budgets(rng.uniform(0.5, 4, people))
+        pld._larger_epsilon.cache_clear()
         pld._distribution.cache_clear()
         pld._steps.cache_clear()
 

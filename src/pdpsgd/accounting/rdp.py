@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
-from pdpsgd._typing import FloatArray
+from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Exposure, History, Past, simplify, split
 from pdpsgd.accounting.theorems import delta_from_renyi, epsilon_from_renyi, renyi_with_participation
@@ -84,29 +85,50 @@ def renyi_of_step(sample_rates: FloatArray, noise_multiplier: float, orders: Ite
     Talwar and Zhang 2019, Theorem 5).
     """
     rates = np.atleast_1d(np.asarray(sample_rates, dtype=float))
-    moments = [
-        _integer_moment(rates, noise_multiplier, int(a))
-        if a == int(a)
-        else _moment(rates, noise_multiplier, a)
-        for a in orders
-    ]
-    return np.stack(moments, axis=-1) / (np.fromiter(orders, float) - 1)
+    wanted = np.fromiter(orders, float)
+    whole = wanted == np.rint(wanted)
+    moments = np.empty((rates.size, wanted.size))
+    moments[:, whole] = _integer_moments(rates, noise_multiplier, tuple(wanted[whole].astype(int)))
+    for index in np.flatnonzero(~whole):
+        moments[:, index] = _moment(rates, noise_multiplier, float(wanted[index]))
+    return moments / (wanted - 1)
 
 
-def _integer_moment(q: FloatArray, sigma: float, alpha: int) -> FloatArray:
+def _integer_moments(rates: FloatArray, sigma: float, orders: tuple[int, ...]) -> FloatArray:
     """ln E[(P/Q)^alpha] = ln(1 + sum_{k>=2} C(alpha,k) q^k (1-q)^(alpha-k) (e^((k^2-k)/(2 sigma^2)) - 1)).
 
     Without the terms that cancel (k = 0, 1 and the 1 of each binomial term), so that tiny rates lose no
-    digits.
+    digits. The sums of all orders lie side by side in one array.
     """
-    k = np.arange(2, alpha + 1)
-    exponent = (k * k - k) / (2 * sigma**2)
+    if not orders:
+        return np.empty((rates.size, 0))
+    k, rest, log_choose, starts = _binomial_terms(orders)
+    every = np.arange(2.0, max(orders) + 1)
+    exponent = (every * every - every) / (2 * sigma**2)
     growth = exponent + np.log(-np.expm1(-exponent))
-    log_choose = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)
-    # A rate of 1 leaves only k = alpha; 0 * -inf is avoided by the smallest positive number.
-    log_rest = np.log(np.maximum(1 - q, np.finfo(float).tiny))[:, None]
-    terms = log_choose + growth + k * np.log(q)[:, None] + np.where(k == alpha, 0.0, alpha - k) * log_rest
-    return np.logaddexp(0.0, logsumexp(terms, axis=1))
+    fixed = log_choose + growth[k - 2]
+    found = np.empty((rates.size, len(orders)))
+    lengths = np.diff(starts, append=k.size)
+    for row, q in zip(found, rates.tolist(), strict=True):
+        # A rate of 1 leaves only k = alpha; 0 * -inf is avoided by the smallest positive number.
+        terms = rest * math.log(max(1 - q, float(np.finfo(float).tiny)))
+        terms += fixed
+        terms += k * (math.log(q) if q > 0 else -math.inf)
+        top = np.maximum.reduceat(terms, starts)
+        top[np.isneginf(top)] = 0.0
+        terms -= np.repeat(top, lengths)
+        row[:] = np.logaddexp(0.0, top + np.log(np.add.reduceat(np.exp(terms, out=terms), starts)))
+    return found
+
+
+@lru_cache(maxsize=8)
+def _binomial_terms(orders: tuple[int, ...]) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
+    """For k = 2 .. alpha of each order alpha in turn: k, alpha - k, ln C(alpha, k); and where each order starts."""
+    k = np.concatenate([np.arange(2, alpha + 1) for alpha in orders])
+    starts = np.cumsum([0, *(alpha - 1 for alpha in orders[:-1])])
+    rest = np.repeat(orders, [alpha - 1 for alpha in orders]) - k
+    log_choose = gammaln(k + rest + 1.0) - gammaln(k + 1.0) - gammaln(rest + 1.0)
+    return k, rest.astype(float), log_choose, starts
 
 
 def _moment(q: FloatArray, sigma: float, alpha: float) -> FloatArray:
@@ -122,5 +144,7 @@ def _moment(q: FloatArray, sigma: float, alpha: float) -> FloatArray:
     near = np.where(small, np.expm1(alpha * np.log1p(u)) - alpha * u, 0.0)
     near_sum = np.sum(near * np.exp(log_density), axis=1) * width
     far = np.where(small, -np.inf, alpha * log_ratio + log_density)
-    far_sum = logsumexp(far, axis=1) + math.log(width)
+    top = np.maximum(far.max(axis=1), np.log(np.finfo(float).tiny))
+    with np.errstate(divide="ignore"):
+        far_sum = top + np.log(np.exp(far - top[:, None]).sum(axis=1)) + math.log(width)
     return np.logaddexp(np.log1p(np.maximum(near_sum, 0.0)), far_sum)

@@ -32,6 +32,8 @@ ANCHORS = 6
 SMALLEST_RATE = 1e-12
 BATCH_TOLERANCE = 1e-3
 """How far the expected batch may be off the wanted one, relatively."""
+NEAR = 0.1
+"""A trial whose batch is further off is followed by one that looks at its anchors roughly."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class _RateSearch:
             [_mu_for(t, d, m) for t, d, m in zip(wanted.epsilon, wanted.delta, before, strict=True)]
         )
         self.groups = _groups(wanted)
+        self.slopes: dict[int, float] = {}
 
     def noise(self) -> tuple[float, tuple[Segment, ...]]:
         """Find the noise for which the expected batch is the wanted one: it grows with the noise."""
@@ -169,11 +172,11 @@ class _RateSearch:
         x = brentq(gap, lowest, highest, xtol=1e-6)
         known: list[tuple[float, float]] = []
         for _ in range(20):
-            self._solve_anchors(*trial(x))
+            near = bool(known) and abs(known[-1][1]) < NEAR
+            self._solve_anchors(*trial(x), tolerance=TOLERANCE if near else 10 * TOLERANCE)
             known.append((x, gap(x)))
-            if abs(known[-1][1]) < BATCH_TOLERANCE or (
-                len(known) > 1 and abs(known[-1][0] - known[-2][0]) < 1e-6
-            ):
+            settled = len(known) > 1 and abs(known[-1][0] - known[-2][0]) < 1e-6
+            if near and (abs(known[-1][1]) < BATCH_TOLERANCE or settled):
                 break
             x = min(max(self._next(known, gap, lowest, highest), lowest), highest)
         return min(known, key=lambda point: abs(point[1]))[0]
@@ -217,14 +220,14 @@ class _RateSearch:
     def _expected_batch(self, sigma: float, segments: tuple[Segment, ...]) -> float:
         return float(self.levels.people @ np.minimum(1.0, self.mu / self._gain(sigma, segments)))
 
-    def _solve_anchors(self, sigma: float, segments: tuple[Segment, ...]) -> None:
+    def _solve_anchors(self, sigma: float, segments: tuple[Segment, ...], *, tolerance: float) -> None:
         gain = self._gain(sigma, segments)
         for group in self.groups:
             first = np.unique(self.levels.epsilon[group], return_index=True)[1]
             chosen = first[np.unique(np.linspace(0, first.size - 1, ANCHORS).round().astype(int))]
             shift = []
             for anchor in group[chosen]:
-                rate = self._rate(int(anchor), sigma, segments, self.mu[anchor] / gain, capped=False)
+                rate = self._guess(int(anchor), sigma, segments, self.mu[anchor] / gain, tolerance)
                 # A level that cannot be sampled at all under this noise counts as (next to) nobody in the batch.
                 shift.append(math.log(max(rate, SMALLEST_RATE) * gain / self.mu[anchor]))
             # What the Gaussian limit misses varies slowly with the target: interpolate it between the anchors.
@@ -233,25 +236,34 @@ class _RateSearch:
             self.mu[group] *= np.exp(between(np.log(self.levels.epsilon[group])))
 
     def _rate(
-        self,
-        level: int,
-        sigma: float,
-        segments: tuple[Segment, ...],
-        guess: float,
-        *,
-        capped: bool = True,
-        slope: float = 1.0,
+        self, level: int, sigma: float, segments: tuple[Segment, ...], guess: float, *, slope: float
     ) -> float:
+        """The level's rate at this noise, proven."""
         highest = 1.0 / min(s.batch_size for s in segments)
-        target = float(self.levels.epsilon[level])
+        return largest_within(
+            self._cost(level, sigma, segments),
+            float(self.levels.epsilon[level]),
+            min(guess, highest),
+            highest=highest,
+            base=float(self.base[level]),
+            slope=slope,
+        )
 
-        def cost(rate: float) -> float:
-            return _total(self.levels, level, exposures(rate, sigma, segments), self.by)
-
-        if not capped and guess >= highest and cost(highest) <= target:
+    def _guess(
+        self, level: int, sigma: float, segments: tuple[Segment, ...], guess: float, tolerance: float
+    ) -> float:
+        """About the rate at which the level would spend what `_rate` aims at; above 1 if it may."""
+        highest = 1.0 / min(s.batch_size for s in segments)
+        cost, target = self._cost(level, sigma, segments), float(self.levels.epsilon[level])
+        if guess >= highest and cost(highest) <= target:
             return guess  # beyond a rate of 1 there is nothing to learn
-        base = float(self.base[level])
-        return largest_within(cost, target, min(guess, highest), highest=highest, base=base, slope=slope)
+        bracket = _Bracket(target, float(self.base[level]), tolerance, self.slopes.get(level, 1.0))
+        found = bracket.search(cost, min(guess, highest), highest)
+        self.slopes[level] = bracket.slope
+        return min(found * bracket.correction(1 - TOLERANCE / 2), highest)
+
+    def _cost(self, level: int, sigma: float, segments: tuple[Segment, ...]) -> Callable[[float], float]:
+        return lambda rate: _total(self.levels, level, exposures(rate, sigma, segments), self.by)
 
 
 def largest_within(
@@ -280,43 +292,70 @@ def largest_within(
     Returns:
         The x that was found.
     """
-    aim = 1 - tolerance / 2
-    low: tuple[float, float] | None = None
-    high: tuple[float, float] | None = None
-    x = min(guess, highest)
+    return _Bracket(target, base, tolerance, slope).search(cost, min(guess, highest), highest)
 
-    def height(y: float) -> float:
-        # Nearly proportional to x: squares add up in the Gaussian limit, so the base is taken off in squares.
-        return math.sqrt(max(y * y - base * base, 0.0) / max(target * target - base * base, 1e-300))
 
-    for _ in range(60):
-        y = cost(x)
-        if y <= target:
-            low = (x, height(y))
-            if y >= target * (1 - tolerance) or x >= highest:
+class _Bracket:
+    """The search of `largest_within`: points below and above the target, on a curve that is close to a power law.
+
+    `height` is the cost in a measure that is nearly proportional to x, 1 at the target: squares add up in the Gaussian
+    limit, so the base is taken off in squares. `slope` is d ln(height) / d ln(x), learned on the way.
+    """
+
+    def __init__(self, target: float, base: float, tolerance: float, slope: float = 1.0) -> None:
+        self.target, self.base, self.tolerance, self.slope = target, base, tolerance, slope
+        self.aim = 1 - tolerance / 2
+        self.low: tuple[float, float] | None = None
+        self.high: tuple[float, float] | None = None
+        self._same_side = 0
+
+    def search(self, cost: Callable[[float], float], x: float, highest: float) -> float:
+        """Return an x whose cost was computed and is at most the target, or 0."""
+        for _ in range(60):
+            y = cost(x)
+            self._add(x, y)
+            if y <= self.target and (y >= self.target * (1 - self.tolerance) or x >= highest):
                 return x
-        else:
-            high = (x, height(y))
-        if low and high:
-            if high[0] / low[0] < 1 + 1e-9:
+            if self.low and self.high and self.high[0] / self.low[0] < 1 + 1e-9:
                 break
-            x = _between(low, high, aim)
-        elif high:
-            x = (
-                high[0] * min(1 - tolerance / 8, max((aim / high[1]) ** (1 / slope), 1e-3))
-                if high[1] > 0
-                else high[0] / 2
-            )
+            x = min(self._next(), highest)
             if x < SMALLEST_RATE:
                 return 0.0
-        elif low:
-            x = min(
-                highest,
-                low[0] * max(1 + tolerance / 8, min((aim / low[1]) ** (1 / slope), 30.0))
-                if low[1] > 0
-                else low[0] * 4,
-            )
-    return low[0] if low else 0.0
+        return self.low[0] if self.low else 0.0
+
+    def correction(self, height: float) -> float:
+        """Return the factor that would bring the last x below the target to this height."""
+        if not self.low or self.low[1] <= 0:
+            return 1.0
+        return float((height / self.low[1]) ** (1 / self.slope))
+
+    def _add(self, x: float, y: float) -> None:
+        limits = max(self.target**2 - self.base**2, 1e-300)
+        point = (x, math.sqrt(max(y * y - self.base * self.base, 0.0) / limits))
+        last = self.low if y <= self.target else self.high
+        other = self.high if y <= self.target else self.low
+        self._same_side = self._same_side + 1 if last else 0
+        against = last or other
+        if against and 0 < point[1] != against[1] > 0 and x != against[0]:
+            learned = math.log(point[1] / against[1]) / math.log(x / against[0])
+            self.slope = min(max(learned, 0.05), 20.0)
+        if y <= self.target:
+            self.low = point
+        else:
+            self.high = point
+
+    def _next(self) -> float:
+        if self.low and self.high:
+            if self._same_side > 1:  # interpolation creeps up from one side: halve
+                self._same_side = 0
+                return math.sqrt(self.low[0] * self.high[0])
+            return _between(self.low, self.high, self.aim)
+        if self.high:
+            factor = (self.aim / self.high[1]) ** (1 / self.slope) if self.high[1] > 0 else 0.5
+            return self.high[0] * min(1 - self.tolerance / 8, max(factor, 1e-3))
+        assert self.low
+        factor = (self.aim / self.low[1]) ** (1 / self.slope) if self.low[1] > 0 else 4.0
+        return self.low[0] * max(1 + self.tolerance / 8, min(factor, 30.0))
 
 
 def _between(low: tuple[float, float], high: tuple[float, float], aim: float) -> float:
