@@ -37,9 +37,7 @@ def test_a_record_changes_its_own_teacher_and_no_other() -> None:
     public, teachers = torch.randn(200, 1, 6, 6), _teachers(60, 4)
 
     def network() -> nn.Module:  # its first weights and its dropout are the teacher's own coins
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)
-        )
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3))
 
     def labels(rows: torch.Tensor) -> np.ndarray:
         torch.manual_seed(1)
