@@ -82,6 +82,7 @@ def train(
       pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
       pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
       pdpsgd train people.csv --label income --id-column person --history runs/first
+      pdpsgd train february.csv --schema runs/jan/public/schema.toml --start runs/jan
       pdpsgd train mails.csv --label kind --id-column sender --records-per-person 4 --test-share 0.2
       pdpsgd train mails.parquet --text text --label kind --id-column sender --records-per-person 4
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
@@ -161,11 +162,22 @@ def _completed(
 
     mechanism = options.mechanism if plan is None else plan.mechanism
     of_texts = {} if inputs.encoder is None else {**TEXT_DEFAULTS, "batch_size": _quarter(inputs)}
+    of_start = {} if options.start is None else _network_of(options.start)
     return options.with_defaults(
-        **{"model": default_network(inputs.input_shape), **of_texts},
+        **{"model": default_network(inputs.input_shape), **of_texts, **of_start},
         run_folder=_new_folder(f"{Path(source).stem}-{mechanism}"),
         progress=not quiet,
     )
+
+
+def _network_of(start: Any) -> dict[str, Any]:
+    """Name the network of the run that is started from, if it is known."""
+    from pdpsgd.training.start import find_start
+
+    known = find_start(start).description
+    if known is None or known.network.name is None:
+        return {}
+    return {"model": known.network.name, "activation": known.network.activation}
 
 
 def _quarter(inputs: TrainingInputs) -> float:

@@ -95,6 +95,7 @@ def verdict(
     weak_generator: str | None = None,
     test_double: bool = False,
     schema_from_data: bool = False,
+    start_not_for_release: str | None = None,
     ledger_off: bool = False,
     in_ledger: str | None = None,
     unseen_code: Sequence[str] = (),
@@ -113,6 +114,7 @@ def verdict(
         weak_generator: name of the generator of samples and noise, if it is not cryptographic.
         test_double: noise was left out, recorded or injected, as tests do.
         schema_from_data: ranges, categories or classes were learned from the private data.
+        start_not_for_release: why the model that the first weights come from is not for release, if it is not.
         ledger_off: no ledger was kept where there should be one, so that the run is not counted later.
         in_ledger: id of the ledger that the run was entered in; a plan that comes from another one counts as off.
         unseen_code: what the guards could not see through, one short description each.
@@ -130,6 +132,8 @@ def verdict(
         "test-double": test_double and "Noise was left out, recorded or injected, as in a test.",
         "schema-from-data": schema_from_data
         and "Ranges, categories or classes were learned from the private data, which nothing accounts for.",
+        "start": start_not_for_release is not None
+        and f"The first weights come from a model that is not for release. Of that one: {start_not_for_release}",
         "ledger-off": (ledger_off or (plan.ledger is not None and plan.ledger.id != in_ledger))
         and "The run was not entered in these people's ledger, so it is not counted later.",
         "unseen-code": bool(unseen_code)

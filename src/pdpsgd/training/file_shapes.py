@@ -18,6 +18,7 @@ SETTINGS = {
     "classes": Optional([str]),
     "notes": Optional([str]),
     "encoder": Optional({"name": str, "max_tokens": Range(1, whole=True), "pooling": str, "digest": str}),
+    "started_from": Optional({"name": str, "sha256": str}),
     "model": Optional(str),
     "activation": Optional(str),
     "preset": Optional(str),

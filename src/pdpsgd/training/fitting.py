@@ -40,6 +40,7 @@ from pdpsgd.training.leftovers import remove_leftovers
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder
+from pdpsgd.training.start import Start, find_start
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def fit(
     weight_decay: float | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
     schedule: str | Schedule | None = None,
+    start: str | os.PathLike[str] | None = None,
     weight_average: float | None = None,
     loss: str | Loss | None = None,
     augment: str | Augment | None = None,
@@ -196,6 +198,8 @@ def fit(
         weight_decay: Weight decay, 0 by default.
         optimizer_options: Further arguments of the optimizer.
         schedule: A name ("cosine" by default), or a function from the share of steps done to a factor of the rate.
+        start: An earlier run, or a safetensors file, whose weights the model begins with. The settings say which; a
+            model that is not for release makes this one so.
         weight_average: The decay of a moving average of the weights, which then are the model's.
         loss: A name ("cross-entropy" by default), or a function of outputs and targets: the mean over examples.
         augment: "shifts" (images, by up to two pixels), "none" (for a preset that has one), or a function that changes
@@ -243,6 +247,7 @@ def fit(
         test_ids=test_ids,
     )
     chosen.check_choices()
+    origin = _start(model, inputs, chosen)
     move(model, chosen.device)
     with _in_use(chosen.run_folder, again=reservation is not None):
         if reservation is None and chosen.ledger is not None:
@@ -251,14 +256,14 @@ def fit(
             if reservation is not None:
                 put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
-            trainer = _trainer(model, inputs, made, chosen, reservation)
+            trainer = _trainer(model, inputs, made, chosen, reservation, origin)
             trainer.run(
                 evaluate_every=chosen.evaluate_every,
                 checkpoint_every=chosen.checkpoint_every,
                 progress=chosen.progress,
             )
             try:
-                return _finish(trainer, inputs, reservation)
+                return _finish(trainer, inputs, reservation, origin)
             finally:
                 trainer.engine.close()
 
@@ -266,6 +271,16 @@ def fit(
 def _in_use(folder: str | os.PathLike[str] | None, *, again: bool) -> AbstractContextManager[None]:
     """Keep other processes out of the run folder; among ranks, the first does."""
     return RunFolder(folder).in_use(again=again) if folder is not None and is_first_rank() else nullcontext()
+
+
+def _start(model: nn.Module, inputs: TrainingInputs, options: TrainingOptions) -> Start | None:
+    """Give the model its first weights, where they come from an earlier one."""
+    if options.start is None:
+        return None
+    origin = find_start(options.start)
+    origin.check_fits(inputs)
+    origin.load_into(model)
+    return origin
 
 
 def _book(
@@ -294,6 +309,7 @@ def _trainer(
     plan: Plan,
     options: TrainingOptions,
     reservation: ReservedRun | None,
+    origin: Start | None,
 ) -> Trainer:
     """Make the trainer of a run, and let it begin or resume."""
     folder = None if options.run_folder is None else RunFolder(options.run_folder).make()
@@ -304,6 +320,8 @@ def _trainer(
         few = inputs.records[0][:4]
         check_augment(augment, few, len(few), is_cut=physical is not None)
     settings = _settings(options, max_physical_batch_size=physical)
+    if origin is not None:
+        settings["started_from"] = dict(origin.lineage)
     described = {**inputs.description(), **options.description()}
     trainer = Trainer(
         model=model,
@@ -393,7 +411,7 @@ def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]
 
 
 def _finish(
-    trainer: Trainer, inputs: TrainingInputs, reservation: ReservedRun | None = None
+    trainer: Trainer, inputs: TrainingInputs, reservation: ReservedRun | None, origin: Start | None
 ) -> TrainingResult:
     """Put the result together and write it; of the key nothing is left on the disk by now."""
     engine, plan, folder = trainer.engine, trainer.plan, trainer.folder
@@ -417,6 +435,7 @@ def _finish(
             without_promise=inputs.without_promise,
             unseen_code=unknown,
             ledger_off=inputs.ledger_off,
+            start_not_for_release=None if origin is None else origin.not_for_release,
         ),
         run_folder=None if folder is None else folder.path,
         ledger=None if reservation is None else reservation.description(),

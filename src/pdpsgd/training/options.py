@@ -230,6 +230,9 @@ class TrainingOptions(PlanOptions):
     schedule: str | Schedule = option(
         "cosine", "learning rate schedule: cosine, linear or constant", panel=TRAINING
     )
+    start: str | PathLike[str] | None = option(
+        None, "earlier run, or .safetensors file, whose weights are the first", panel=TRAINING, kind=Path
+    )
     weight_average: float | None = option(
         None, "decay of a moving average of the weights, as in 0.99", panel=TRAINING, kind=float
     )

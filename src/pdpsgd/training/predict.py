@@ -151,7 +151,7 @@ def load_run(run: str | os.PathLike[str], *, model: nn.Module | str | None = Non
     Raises:
         PdpsgdError: If there is no finished run, its files are damaged, or its network cannot be found.
     """
-    weights, description, place = _files_of(Path(run))
+    weights, description, place = model_files(Path(run))
     network = (
         model if model is not None and not isinstance(model, str) else _network(description, model, place)
     )
@@ -159,7 +159,7 @@ def load_run(run: str | os.PathLike[str], *, model: nn.Module | str | None = Non
     return TrainedModel(network, description)
 
 
-def _files_of(path: Path) -> tuple[Path, ModelDescription, str]:
+def model_files(path: Path) -> tuple[Path, ModelDescription, str]:
     """Find the weights and the description of a model, and say where the latter stands."""
     folder = RunFolder(path)
     if path.is_dir():
@@ -177,7 +177,7 @@ def _files_of(path: Path) -> tuple[Path, ModelDescription, str]:
         path = weights
     if path.suffix != ".safetensors":
         fail(f"Expected a run folder, or a model.safetensors file. Got {str(path)!r}.")
-    stored = _metadata(path).get("pdpsgd")
+    stored = model_metadata(path).get("pdpsgd")
     if stored is None:
         fail(
             f"Expected a model that says what it is given and how it is made. Got {str(path)!r}, which an earlier "
@@ -190,7 +190,8 @@ def _files_of(path: Path) -> tuple[Path, ModelDescription, str]:
     return path, description, place
 
 
-def _metadata(path: Path) -> Mapping[str, str]:
+def model_metadata(path: Path) -> Mapping[str, str]:
+    """Read what a safetensors file says beside its weights."""
     from safetensors import SafetensorError, safe_open
 
     try:
