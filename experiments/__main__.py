@@ -95,11 +95,7 @@ def reproduce(
         from experiments.table_3 import run_table_3
 
         for path in run_table_3(
-            output,
-            datasets=dataset or (),
-            systems=system or (),
-            seeds=seeds,
-            say=lambda line: typer.echo(line, err=True),
+            output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
         ):
             typer.echo(f"wrote {path}")
         return

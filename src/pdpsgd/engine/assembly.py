@@ -67,6 +67,11 @@ class LoopOptions:
         """How many records a physical batch has at most, each with all its views."""
         return self.max_physical_batch_size and max(1, self.max_physical_batch_size // self.views)
 
+    def may_cut(self, people: int) -> bool:
+        """Tell whether a step of so many people may come as several physical batches."""
+        most = people * (self.records_per_person or 1)
+        return self.records_at_once is not None and self.records_at_once < most
+
     def to_dict(self) -> dict[str, Any]:
         """What a resumed run must have in common with the one before."""
         many = {} if self.records_per_person is None else {"records_per_person": self.records_per_person}
@@ -202,6 +207,7 @@ def assemble(
         loss_reduction=options.loss_reduction,
         views=options.views,
         watch_loop=watch_loop,
+        is_cut=options.may_cut(len(levels)),
     )
     fresh_models = FreshModels(
         execution=execution,
@@ -232,6 +238,7 @@ def assemble(
         loss_reduction=options.loss_reduction,
         views=options.views,
         release=current_release(),
+        unseen=first_batches.unseen,
     )
     loader = PrivateLoader(
         execution,

@@ -54,22 +54,31 @@ class Ranks:
         """Whether this is rank 0, which adds the noise and writes the files."""
         return self.rank == 0
 
-    def gather_sums(self, totals: Sequence[Tensor], *, step: int) -> None:
+    def gather_sums(self, totals: Sequence[Tensor], *, step: int, unseen: int = 0) -> int:
         """Add up everybody's integers on rank 0, in place; rank 0 refuses ranks that are at different steps.
+
+        Args:
+            totals: This rank's sums.
+            step: The step they are of.
+            unseen: How much code this rank's guards could not see through.
+
+        Returns:
+            On rank 0, how much code no rank's guards could see through, in all.
 
         Guarantee: the total is of people who were all sampled for the same step, so at one round's rates.
         """
         if self.world_size == 1:
-            return
-        steps = torch.tensor([step, step * step], device=totals[0].device)
+            return unseen
+        steps = torch.tensor([step, step * step, unseen], device=totals[0].device)
         with _or_stop("adding up the clipped sums"), _flat([*totals, steps]) as flat:
             dist.reduce(flat, dst=0)
         # Numbers are all the same if, and only if, the mean of their squares is the square of their mean.
-        if self.first and steps.tolist() != [step * self.world_size, step * step * self.world_size]:
+        if self.first and steps.tolist()[:2] != [step * self.world_size, step * step * self.world_size]:
             fail(
                 f"Expected all ranks to be at step {step}, as rank 0 is. Got another one on some rank: was "
                 "forfeit_step() called on some ranks only? The run stops here; resume it from its last checkpoint."
             )
+        return int(steps[2])
 
     @contextmanager
     def result_of_first(self, tensors: Sequence[Tensor]) -> Iterator[None]:

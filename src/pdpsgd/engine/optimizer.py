@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -52,6 +52,7 @@ class PrivateOptimizer(Optimizer):
         loss_reduction: str,
         views: int = 1,
         release: Release,
+        unseen: Sequence[str] = (),
     ) -> None:
         # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
         self.original = optimizer
@@ -62,6 +63,8 @@ class PrivateOptimizer(Optimizer):
         self._gradients = gradients
         self._observers = observers
         self.release = release
+        self._unseen = unseen  # by this rank's guards, so far
+        self.unseen_on_all_ranks = 0  # how much that is on all ranks
         self._noised = NoisedSums(gradients.sums, gradients.flat_sums)
         self._ranks = ranks
         self._loss_reduction = loss_reduction
@@ -178,15 +181,17 @@ class PrivateOptimizer(Optimizer):
         planned = self._execution.round_of(step)
         sums = self._gradients.flat_sums
         noise = self._noise_of(step)
-        with self._ranks.result_of_first(self._noised.flat):
+        unseen = self._noised.flat[0].new_zeros(1)
+        with self._ranks.result_of_first([*self._noised.flat, unseen]):
             totals = quantize(sums, clipping_norm=noise.clipping_norm)
-            self._ranks.gather_sums(totals, step=step)
+            unseen.fill_(self._ranks.gather_sums(totals, step=step, unseen=len(self._unseen)))
             if self._ranks.first:
                 alone = self._ranks.world_size == 1
                 self._observers.step_releases(
                     step, sums if alone else dequantized(totals, noise.clipping_norm)
                 )
                 self.release(totals, noise, source=self._execution.source, out=self._noised.flat)
+        self.unseen_on_all_ranks = int(unseen)
         # The public divisor: never the sampled size, never the number of records.
         for noised in self._noised.flat:
             noised.div_(planned.expected_batch_size)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
 
 
+ON_ANOTHER_RANK = "what the loop does on another rank (the warning there says what)"
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """What `PrivacyEngine.make_private` has put together."""
@@ -62,10 +65,10 @@ class Run:
     @property
     def unseen_code(self) -> list[str]:
         """What the guards could not see through, one short description each."""
+        here = self.first_batches.unseen
+        elsewhere = [ON_ANOTHER_RANK] if self.optimizer.unseen_on_all_ranks > len(here) else []
         collation = ["collate_fn"] if collation_is_unseen(self.records) else []
-        return list(
-            dict.fromkeys([*self.before.get("unseen_code", ()), *self.first_batches.unseen, *collation])
-        )
+        return list(dict.fromkeys([*self.before.get("unseen_code", ()), *here, *elsewhere, *collation]))
 
     @property
     def test_double(self) -> bool:

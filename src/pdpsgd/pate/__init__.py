@@ -1,6 +1,5 @@
 """Individualized PATE: teachers learn from people's records, a student from public examples that they label."""
 
-from pdpsgd.pate.network_teachers import train_network_teachers
 from pdpsgd.pate.plans import MECHANISMS, VotePlan, VoteSettings, plan_votes
 from pdpsgd.pate.running import PateResult, run_pate
 from pdpsgd.pate.student import ask_about, spread_labels, train_student
@@ -18,7 +17,6 @@ __all__ = [
     "plan_votes",
     "run_pate",
     "spread_labels",
-    "train_network_teachers",
     "train_ridge_teachers",
     "train_student",
     "vote_counts",

@@ -69,7 +69,7 @@ class Finished:
 
 TASKS = [
     *("compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"),
-    *("sources", "noninterference"),
+    *("sources", "noninterference", "unseen_on_one_rank"),
 ]
 
 
@@ -185,6 +185,14 @@ def test_key_and_generator_are_those_of_rank_0_and_so_is_what_is_known_of_them(t
     assert first == second
     assert first["seeded"]["reasons"] == ["seeded"]
     assert first["secret"]["reasons"] == []
+
+
+def test_code_that_the_guards_of_one_rank_cannot_see_through_is_in_every_rank_s_verdict(two_ranks):
+    first, second = two_ranks.found("unseen_on_one_rank")
+    assert [reason["code"] for reason in first["reasons"]] == ["unseen-code"]
+    assert "on another rank" in first["reasons"][0]["sentence"]
+    assert [reason["code"] for reason in second["reasons"]] == ["unseen-code"]
+    assert "backward() was given a gradient" in second["reasons"][0]["sentence"]
 
 
 @pytest.mark.parametrize("how", ["in one go", "resumed"])

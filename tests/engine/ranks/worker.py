@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -318,6 +319,20 @@ def noninterference(folder):
                 folder / name / "replayed", others, interrupted=interrupted
             )
     return found
+
+
+def unseen_on_one_rank(folder):
+    """Rank 1's loop does what the guards cannot see through, for one batch; rank 0's does not."""
+    engine = make_private(PLANS["everybody"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for inputs, targets in engine.loader:
+            engine.optimizer.zero_grad()
+            odd = os.environ["RANK"] == "1" and engine.steps_taken == 0
+            functional.cross_entropy(engine.module(inputs), targets).backward(torch.ones(()) if odd else None)
+            engine.optimizer.step()
+    engine.save(folder / "unseen.safetensors")
+    return engine.verdict().to_dict()
 
 
 def die(folder):

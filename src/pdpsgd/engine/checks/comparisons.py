@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pdpsgd.engine._torch import keep_version
 from pdpsgd.engine.batches import RandomStates, call, has_rows, map_tensors, tensors
+from pdpsgd.engine.checks.draws import check_draws
 from pdpsgd.engine.checks.escaping_values import Leaving, altered, same_values
 from pdpsgd.engine.checks.rows import differing_rows, pick, sorted_rows
 from pdpsgd.errors import PdpsgdError, fail
@@ -231,6 +232,12 @@ class Probe:
             "depend on a maximum, a mean or a test over the batch: compute it for each example, in torch "
             "(inputs.flatten(1).amax(1)), or use a public constant."
         )
+
+    def check_draws(self) -> None:
+        """Refuse random draws that all examples share."""
+        self.gradients.module.train()
+        with self.gradients.uninstrumented():
+            check_draws(partial(call, self.gradients.module), self.few[0], self.examples)
 
     def _outputs_under(self, mode: Leaving, inputs: Any) -> list[Tensor] | None:
         """Return the outputs with a mode that looks at values which leave torch; None if that fails."""

@@ -27,7 +27,7 @@ class FirstBatches(StepObserver):
     """Probes the criterion, if there is one, and watches what the loop does with a batch.
 
     With `watch_loop=False` the loop is not watched: whoever calls knows that nothing happens between loader and
-    model.
+    model. `is_cut` says that a step may be cut into physical batches.
     """
 
     def __init__(
@@ -38,11 +38,13 @@ class FirstBatches(StepObserver):
         loss_reduction: str,
         views: int,
         watch_loop: bool,
+        is_cut: bool = False,
     ) -> None:
         self._gradients = gradients
         self._criterion = criterion
         self._loss_reduction = loss_reduction
         self._views = views
+        self._is_cut = is_cut
         self._criterion_is_checked = criterion is None
         self._watch_loop = watch_loop
         self._loop_is_checked = not watch_loop
@@ -64,7 +66,9 @@ class FirstBatches(StepObserver):
     def check(self, loss: Callable[..., Tensor], inputs: Any, targets: Any = None) -> bool:
         """Refuse a loss or module in which examples mix; returns whether the batch was enough to tell."""
         module = self._gradients.module
-        return check_examples_do_not_mix(module, loss, inputs, targets, loss_reduction=self._loss_reduction)
+        return check_examples_do_not_mix(
+            module, loss, inputs, targets, loss_reduction=self._loss_reduction, is_cut=self._is_cut
+        )
 
     def stop(self, *, report: bool = False) -> None:
         """Stop watching the current batch; an abandoned one is nothing to report."""
@@ -86,6 +90,7 @@ class FirstBatches(StepObserver):
             owner=self,
             loss_reduction=self._loss_reduction,
             views=self._views,
+            is_cut=self._is_cut,
             criterion_is_checked=self._criterion is not None,
             last=self._last,
         )

@@ -33,6 +33,7 @@ def check_examples_do_not_mix(
     *,
     loss_reduction: str = "mean",
     size: int | None = None,
+    is_cut: bool = False,
 ) -> bool:
     """Refuse a model or loss in which an example's gradient depends on the rest of the batch.
 
@@ -43,12 +44,13 @@ def check_examples_do_not_mix(
         targets: What the loss is called with beside the outputs.
         loss_reduction: How the loss is reduced over the batch, "mean" or "sum".
         size: The number of examples in the batch; by default the first dimension of the first tensor.
+        is_cut: Whether a step may be cut into physical batches: then no draw may be shared by all examples.
 
     Returns:
         Whether there were enough examples to tell (two).
 
     Raises:
-        PdpsgdError: Examples mix, or the loss is reduced otherwise than `loss_reduction` says.
+        PdpsgdError: Examples mix, or share random draws, or the loss is reduced otherwise than `loss_reduction` says.
 
     The loss is tried on made-up outputs. Of the whole, some rows that differ are tried: without dropout, an example's
     gradient alone (plain autograd) against its gradient in the batch (as it will be clipped); in training mode with the
@@ -73,10 +75,14 @@ def check_examples_do_not_mix(
         probe.confirm(partial(probe.compare_parts_with_all, loss))
         probe.check_values_that_leave_torch()
         probe.confirm(probe.compare_with_one_extreme)
+        if is_cut:
+            probe.check_draws()
     return True
 
 
-def check_model(module: nn.Module, inputs: Any, *, size: int, loss_reduction: str) -> None:
+def check_model(
+    module: nn.Module, inputs: Any, *, size: int, loss_reduction: str, is_cut: bool = False
+) -> None:
     """Refuse a model in which examples mix, by each of its outputs that has a row per example.
 
     A model that gives nothing but its own loss is tried with that, reduced as `loss_reduction` says.
@@ -105,6 +111,8 @@ def check_model(module: nn.Module, inputs: Any, *, size: int, loss_reduction: st
         probe.confirm(probe.compare_few_with_all)
         probe.check_values_that_leave_torch()
         probe.confirm(probe.compare_with_one_extreme)
+        if is_cut:
+            probe.check_draws()
 
 
 def check_own_loss(module: nn.Module, inputs: Any, place: int, *, size: int) -> str | None:

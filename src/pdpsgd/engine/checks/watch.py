@@ -63,6 +63,7 @@ class LossWatch(TorchFunctionMode):
         loss_reduction: str = "mean",
         views: int = 1,
         criterion_is_checked: bool = False,
+        is_cut: bool = False,
         last: LossWatch | None = None,
     ) -> None:
         super().__init__()
@@ -77,6 +78,7 @@ class LossWatch(TorchFunctionMode):
         self._said: set[str] = set() if last is None else last._said | set(last.findings)
         self._loss_reduction = loss_reduction
         self._views = views
+        self._is_cut = is_cut  # whether steps may be cut into physical batches
         self._criterion_is_checked = criterion_is_checked
         self._own = {id(parameter) for parameter in gradients.module.parameters()} | {id(gradients.anchor)}
         self._gradients = gradients
@@ -169,7 +171,13 @@ class LossWatch(TorchFunctionMode):
             self._probed = True
             with self._finding("Whether examples mix in the model"), self._told():
                 size = self.size * self._views
-                check_model(module, self._arguments, size=size, loss_reduction=self._loss_reduction)
+                check_model(
+                    module,
+                    self._arguments,
+                    size=size,
+                    loss_reduction=self._loss_reduction,
+                    is_cut=self._is_cut,
+                )
 
     def _leave_model(self, module: nn.Module, args: Any, outputs: Any) -> None:
         self._inside -= 1
