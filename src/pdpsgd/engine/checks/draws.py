@@ -64,11 +64,11 @@ def check_draws(run: Callable[[Any], Any], inputs: Any, size: int) -> None:
             )
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the numbers of each random draw of torch; gives other ones in place of those `replaced`."""
 
     def __init__(self, *, replaced: frozenset[int] = frozenset(), seed: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: list[int] = []
         self._replaced = replaced
         self._seed = seed
