@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,18 +95,26 @@ def settle_folder(place: str, folder: RunFolder) -> None:
         settle(Ledger(place), folder)
 
 
-def open_or_create(place: str, screen: Screen) -> Ledger:
-    """Open the ledger; a file that is not there yet is made, and announced."""
+@contextmanager
+def open_or_create(place: str, screen: Screen) -> Iterator[Ledger]:
+    """Open the ledger; a file that is not there yet is made, announced, and removed again if the command is refused."""
     from pdpsgd.ledger import Ledger
 
-    if "://" not in place and not Path(place).exists():
-        made = Ledger.create(place)
-        screen.say(
-            f"New ledger: {place}. It keeps what people allow over all runs, and what each run takes of it; keep it "
-            "with the data (`pdpsgd ledger show`)."
-        )
-        return made
-    return Ledger(place)
+    if "://" in place or Path(place).exists():
+        yield Ledger(place)
+        return
+    made = Ledger.create(place)
+    screen.say(
+        f"New ledger: {place}. It keeps what people allow over all runs, and what each run takes of it; keep it "
+        "with the data (`pdpsgd ledger show`)."
+    )
+    try:
+        yield made
+    except BaseException:
+        if not made.runs() and not len(made):
+            for ending in ("", "-wal", "-shm"):
+                Path(place + ending).unlink(missing_ok=True)
+        raise
 
 
 def announce(reserved: ReservedRun, place: str, spend: str, screen: Screen) -> None:

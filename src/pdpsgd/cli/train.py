@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,14 +104,16 @@ def train(
     inputs = with_embeddings(inputs, records.encoder, screen)
     for note in inputs.notes:
         screen.say(f"Note: {note}")
-    kept, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)
-    options = _completed(options, ready, inputs, data, quiet=quiet)
-    network = _network(inputs, options, screen)
-    if kept is None:
-        made = ready or _plan(inputs, options, people, earlier)
-        result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
-    else:
-        result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
+    place, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)
+    options, claimed = _completed(options, ready, inputs, data, quiet=quiet)
+    with claimed:
+        network = _network(inputs, options, screen)
+        if place is None:
+            made = ready or _plan(inputs, options, people, earlier)
+            result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
+        else:
+            with open_or_create(place, screen) as kept:
+                result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
     _show(result, screen, inputs.classes)
     if report:
         from pdpsgd.reporting import write_run_report
@@ -122,8 +124,8 @@ def train(
 
 def _ledger_of(
     inputs: TrainingInputs, place: str | None, asked: TrainingLedger, screen: shared.Screen, *, own_data: bool
-) -> tuple[Ledger | None, TrainingInputs]:
-    """Open the ledger of these people, or note that none is kept where one should be."""
+) -> tuple[str | None, TrainingInputs]:
+    """Say where the ledger of these people is, or note that none is kept where one should be."""
     if place is None:
         off = own_data and (asked.no_ledger or knows_some(default_place(), inputs.budgets))
         return None, replace(inputs, ledger_off=off)
@@ -132,7 +134,7 @@ def _ledger_of(
             "Note: People have no ids, so no ledger is kept: another run on them would not be counted."
         )
         return None, inputs
-    return open_or_create(place, screen), inputs
+    return place, inputs
 
 
 def _ready_plan(file: Path, options: CommandOptions, earlier: HistoryOptions) -> Plan:
@@ -156,18 +158,19 @@ def _plan(
 
 def _completed(
     options: CommandOptions, plan: Plan | None, inputs: TrainingInputs, source: str, *, quiet: bool
-) -> CommandOptions:
-    """Fill in the defaults that depend on the data."""
+) -> tuple[CommandOptions, AbstractContextManager[None]]:
+    """Fill in the defaults that depend on the data; a folder that nobody named is claimed before it is used."""
     from pdpsgd.models.networks import default_network
 
     mechanism = options.mechanism if plan is None else plan.mechanism
     of_texts = {} if inputs.encoder is None else {**TEXT_DEFAULTS, "batch_size": _quarter(inputs)}
     of_start = {} if options.start is None else _network_of(options.start)
-    return options.with_defaults(
-        **{"model": default_network(inputs.input_shape), **of_texts, **of_start},
-        run_folder=_new_folder(f"{Path(source).stem}-{mechanism}"),
-        progress=not quiet,
-    )
+    named = {"model": default_network(inputs.input_shape), **of_texts, **of_start}
+    claimed: AbstractContextManager[None] = nullcontext()
+    if options.run_folder is None:
+        folder = _new_folder(f"{Path(source).stem}-{mechanism}")
+        options, claimed = options.with_defaults(run_folder=folder.path), folder.removed_if_empty()
+    return options.with_defaults(**named, progress=not quiet), claimed
 
 
 def _network_of(start: Any) -> dict[str, Any]:
@@ -282,10 +285,13 @@ def _check_folder(options: CommandOptions, place: str | None) -> None:
     folder.check_is_free(resume=options.resume, folder=named, go_on="--resume")
 
 
-def _new_folder(name: str) -> Path:
-    """Name the first of runs/NAME, runs/NAME-2, ... that is not there yet."""
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
+def _new_folder(name: str) -> RunFolder:
+    """Make the first of runs/NAME, runs/NAME-2, ... that is not there yet: of two commands at once, one makes it."""
+    from pdpsgd.engine.distributed import is_first_rank
+
+    number = 1
+    folder = RunFolder(Path("runs") / name)
+    while not (folder.claim() if is_first_rank() else not folder.path.exists()):
         number += 1
-        folder = Path("runs") / f"{name}-{number}"
+        folder = RunFolder(Path("runs") / f"{name}-{number}")
     return folder

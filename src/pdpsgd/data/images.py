@@ -177,6 +177,10 @@ def _targets(values: Any, records: int, place: str) -> torch.Tensor:
         fail(f"Expected {records} whole numbers in {place}, one a record. Got {values.dtype} {values.shape}.")
     if records and values.min() < 0:
         fail(f"Expected classes counted from 0 in {place}. Got {values.min()}.")
+    if records and values.max() > np.iinfo(np.int64).max:
+        fail(
+            f"Expected classes counted from 0, at most {np.iinfo(np.int64).max}, in {place}. Got {values.max()}."
+        )
     return torch.from_numpy(values.astype(np.int64))
 
 

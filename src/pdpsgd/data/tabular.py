@@ -10,7 +10,7 @@ label must be one of the classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from pdpsgd.data.schema import (
     is_no_feature,
     text_of,
 )
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, shown
 from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
 
 if TYPE_CHECKING:
@@ -203,6 +203,11 @@ def _ids(
         for index, person in enumerate(cells(frame[schema.id_column])):
             if person is None:
                 fail(f"Expected an id in column {schema.id_column!r} of {source.row(index)}. It is missing.")
+            if not isinstance(person, Hashable):
+                fail(
+                    f"Expected a whole number or text in column {schema.id_column!r} of {source.row(index)}, to know "
+                    f"the person by. Got {shown(person)}."
+                )
     listed = None if people is None else set(np.asarray(people).tolist())
     first_row: dict[Any, int] = {}
     for index, person in enumerate(ids.tolist()):

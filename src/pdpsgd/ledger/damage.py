@@ -50,9 +50,8 @@ def _damage(connection: Connection) -> Iterator[str]:
 
 def _of_another_type(connection: Connection, column: Column[Any]) -> Iterator[str]:
     """Values of another type than their column's."""
-    types, words = next(
-        (types, words) for kind, types, words in SQLITE_TYPES if isinstance(column.type, kind)
-    )
+    plain = getattr(column.type, "impl", column.type)
+    types, words = next((types, words) for kind, types, words in SQLITE_TYPES if isinstance(plain, kind))
     wrong = select(column, func.typeof(column)).where(func.typeof(column).not_in(types)).limit(1)
     text = str(wrong.compile(connection.engine, compile_kwargs={"literal_binds": True}))
     row = connection.exec_driver_sql(text).first()  # as it is: not converted to the column's type

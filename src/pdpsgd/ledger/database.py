@@ -105,7 +105,7 @@ class Database:
                 version = connection.execute(select(schema.ledger.c.schema_version)).scalar()
         if version != schema.SCHEMA_VERSION:
             fail(
-                f"Expected a ledger of version {schema.SCHEMA_VERSION}. {self.name} has version {version}: "
+                f"Expected a ledger of version {schema.SCHEMA_VERSION}. {self.name} has version {shown(version)}: "
                 "use the release of pdpsgd that wrote it."
             )
 
@@ -207,11 +207,19 @@ def columns(connection: Connection, query: Any, kinds: Sequence[Any]) -> list[Id
         cursor.execute(text)
         while rows := cursor.fetchmany(PART):
             for column, kind, values in zip(parts, kinds, zip(*rows, strict=True), strict=True):
-                column.append(np.array(values, dtype=kind))
+                column.append(_array(values, kind))
     return [
         np.concatenate(column) if column else np.zeros(0, dtype=kind)
         for column, kind in zip(parts, kinds, strict=True)
     ]
+
+
+def _array(values: tuple[Any, ...], kind: Any) -> IdArray:
+    """Make an array of values that are of this kind already: nothing is converted, since nothing was written so."""
+    array, wanted = np.array(values), np.dtype(kind).kind
+    if array.dtype.kind not in {"f": "fi", "i": "i", "U": "U"}[wanted]:
+        raise TypeError(f"Expected values of {np.dtype(kind)} in a column of the ledger. Got {array.dtype}.")
+    return array.astype(kind, copy=False)
 
 
 def _url(place: str | os.PathLike[str]) -> str:

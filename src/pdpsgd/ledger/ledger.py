@@ -27,7 +27,8 @@ from pdpsgd.ledger.log import GENESIS, append
 from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares, with_cost_of_adaptivity
 from pdpsgd.ledger.reserved_run import ReservedRun
 from pdpsgd.ledger.spending import levels_of_run, spent
-from pdpsgd.ledger.values import CHARGED, Check, Person, Run, Statement, Tier
+from pdpsgd.ledger.undoing import undo
+from pdpsgd.ledger.values import CHARGED, Begun, Check, Person, Run, Statement, Tier
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.planner import plan as make_plan
 from pdpsgd.planning.plans import LedgerMark, Plan
@@ -446,6 +447,25 @@ class Ledger:
         with self._database.writing() as connection:
             return reservations.resume(connection, run)
 
+    def begin(self, run: int) -> Begun:
+        """Start a run, or take it over if it was started before; and tell what it takes, all of it or nothing.
+
+        Args:
+            run: a run that is reserved, running or killed.
+
+        Returns:
+            The attempt, and what is to be said of the run: as of the moment at which it began.
+
+        Raises:
+            PdpsgdError: If somebody no longer allows it, or the ledger cannot be read; then nothing has begun.
+        """
+        with self._database.writing() as connection:
+            state, _ = reservations.attempt_of(connection, run)
+            move = reservations.start if state == "reserved" else reservations.resume
+            attempt = move(connection, run)
+            head = str(connection.execute(select(schema.ledger.c.head)).scalar_one())
+            return Begun(attempt, views.read_statement(connection, run), _consents_of(connection, run), head)
+
     def tie(self, run: int, attempt: int, *, key_name: str) -> None:
         """Tie a run to the random key of its noise, before its first release; any other key is refused from then on.
 
@@ -474,6 +494,19 @@ class Ledger:
         """Give back what a run has reserved; only before it has started."""
         with self._database.writing() as connection:
             reservations.cancel(connection, run)
+
+    def undo(self, since: str, run: int | None = None) -> bool:
+        """Take back whom a refused command enrolled, and the run that it reserved and cancelled before it started.
+
+        Args:
+            since: the head before the command.
+            run: the run, if one was reserved.
+
+        Returns:
+            Whether that was all that was written since, and is gone; else nothing is changed.
+        """
+        with self._database.writing() as connection:
+            return undo(connection, since, run)
 
     def check_attempt(self, run: int, attempt: int) -> None:
         """Refuse to go on if another process has taken the run over."""
@@ -531,10 +564,7 @@ class Ledger:
     def consents_of(self, run: int) -> Budgets:
         """Return what the people on a run's list allow now, over all runs."""
         with self._database.reading() as connection:
-            ids, _ = _list_of(connection, run)
-            now = consents.current(connection)
-            listed = levels_of_run(connection, run, len(now)) != schema.NOT_THERE
-        return Budgets(now.epsilon[listed], now.delta[listed], ids=ids, allow_infinite=True)
+            return _consents_of(connection, run)
 
     def statement(self, run: int) -> Statement:
         """Tell what a run takes of what its people allow: spent before, by this run, and left, by tier."""
@@ -581,6 +611,13 @@ def _checked_token(token: str | None) -> str:
 def _text_of(plan: Plan) -> str:
     """The plan as the ledger keeps it: who is on which level stands in `run_people`."""
     return replace(plan, roster=None, stated_people=plan.people_digest).to_json(indent=None)
+
+
+def _consents_of(connection: Connection, run: int) -> Budgets:
+    ids, _ = _list_of(connection, run)
+    now = consents.current(connection)
+    listed = levels_of_run(connection, run, len(now)) != schema.NOT_THERE
+    return Budgets(now.epsilon[listed], now.delta[listed], ids=ids, allow_infinite=True)
 
 
 def _list_of(connection: Connection, run: int) -> tuple[IdArray, IntArray]:

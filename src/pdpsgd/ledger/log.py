@@ -26,6 +26,7 @@ def next_entry(connection: Connection) -> int:
 def append(connection: Connection, what: str, payload: dict[str, Any]) -> str:
     """Add an entry, move the head, and return it; within a transaction that holds the lock."""
     row = connection.execute(select(schema.ledger.c.entries, schema.ledger.c.head)).one()
+    _check_is_last(connection, row.entries, row.head)
     entry, time, text = row.entries + 1, now(), canonical(payload)
     head = entry_hash(entry, time, what, text, row.head)
     connection.execute(
@@ -41,6 +42,18 @@ def append(connection: Connection, what: str, payload: dict[str, Any]) -> str:
             "Another process has written to the ledger at the same time; nothing was written."
         )
     return head
+
+
+def _check_is_last(connection: Connection, entries: int, head: str) -> None:
+    """Refuse to write behind an entry that is not the log's last: the log was cut off, or the head moved."""
+    e = schema.log.c
+    last = connection.execute(select(e.entry, e.hash).order_by(e.entry.desc()).limit(1)).one_or_none()
+    if ((0, GENESIS) if last is None else (last.entry, last.hash)) != (entries, head):
+        raise LedgerUnavailable(
+            f"The ledger was damaged or edited; nothing was written. Expected entry {entries} as the last of its log, "
+            f"with the head as its hash. Got {'none' if last is None else f'entry {last.entry}'}. Put back a copy, or "
+            "see what pdpsgd ledger check finds."
+        )
 
 
 def entry_hash(entry: int, time: str, what: str, payload: str, previous: str) -> str:

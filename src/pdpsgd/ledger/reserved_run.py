@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.ledger.database import LedgerUnavailable
-from pdpsgd.ledger.values import Run, Statement
+from pdpsgd.ledger.values import Begun, Run, Statement
 from pdpsgd.planning.plans import Plan
 
 SECONDS_BETWEEN_CHECKS = 2.0
@@ -22,14 +22,12 @@ class Book(Protocol):
 
     @property
     def id(self) -> str: ...  # noqa: D102
-    @property
-    def head(self) -> str: ...  # noqa: D102
     def run(self, number: int) -> Run: ...  # noqa: D102
-    def start(self, run: int) -> int: ...  # noqa: D102
-    def resume(self, run: int) -> int: ...  # noqa: D102
+    def begin(self, run: int) -> Begun: ...  # noqa: D102
     def finish(self, run: int, attempt: int) -> None: ...  # noqa: D102
     def kill(self, run: int, attempt: int) -> None: ...  # noqa: D102
     def cancel(self, run: int) -> None: ...  # noqa: D102
+    def undo(self, since: str, run: int | None = None) -> bool: ...  # noqa: D102
     def check_attempt(self, run: int, attempt: int) -> None: ...  # noqa: D102
     def tie(self, run: int, attempt: int, *, key_name: str) -> None: ...  # noqa: D102
     def statement(self, run: int) -> Statement: ...  # noqa: D102
@@ -58,6 +56,8 @@ class ReservedRun:
         """Whether the plan's people stand in the order of somebody's records, not in that of the ledger."""
         self.cancels = True
         """Whether an error before the start cancels the reservation; not so for one that was made for later."""
+        self.enrolled_after: str | None = None
+        """The head before people were enrolled for this run, who are forgotten if it is cancelled."""
         self._watches = watches
         self._begun = False
         self._statement: Statement | None = None
@@ -107,12 +107,9 @@ class ReservedRun:
             return
         self._watches = self._watches and watches
         if self._watches:
-            run = self.book.run(self.number)
-            begin = self.book.start if run.state == "reserved" else self.book.resume
-            self.attempt = begin(self.number)
-            self._statement = self.book.statement(self.number)
-            self._promises = self.book.consents_of(self.number)
-            self._head = self.book.head
+            begun = self.book.begin(self.number)
+            self.attempt, self._statement = begun.attempt, begun.statement
+            self._promises, self._head = begun.promises, begun.head
         self.state, self._begun = "running", True
         self._checked = time.monotonic()
 
@@ -159,6 +156,8 @@ class ReservedRun:
             elif self.cancels and self.book.run(self.number).state == "reserved":
                 self.book.cancel(self.number)
                 self.state = "cancelled"
+                if self.enrolled_after is not None:
+                    self.book.undo(self.enrolled_after, self.number)
 
     @property
     def taken_back(self) -> bool:

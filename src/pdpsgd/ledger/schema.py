@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 SCHEMA_VERSION = 1
 """A ledger of another version is refused."""
@@ -11,24 +14,65 @@ CHUNK = 65_536
 NOT_THERE = 65_535
 """The level of somebody who is not on a run's list."""
 
+
+class _Checked(TypeDecorator[Any]):
+    """A column whose values are of its type: in an edited SQLite file any column can hold anything."""
+
+    impl: type[TypeEngine[Any]] = Text
+    cache_ok = True
+    accepted: tuple[type, ...] = (str,)
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:
+        """Raise for a value of another type, which this program did not write; `damage` finds and names it."""
+        if value is not None and not isinstance(value, self.accepted):
+            raise TypeError(f"Expected {self.impl} in a column of the ledger. Got a {type(value).__name__}.")
+        return value
+
+
+class _Words(_Checked):
+    impl = String
+    cache_ok = True
+
+
+class _Whole(_Checked):
+    impl = BigInteger
+    cache_ok = True
+    accepted = (int,)
+
+    def load_dialect_impl(self, dialect: Any) -> Any:
+        """Use SQLite's integers, which have 64 bits anyway."""
+        return dialect.type_descriptor(Integer() if dialect.name == "sqlite" else BigInteger())
+
+
+class _Small(_Checked):
+    impl = Integer
+    cache_ok = True
+    accepted = (int,)
+
+
+class _Double(_Checked):
+    impl = Float
+    cache_ok = True
+    accepted = (float, int)
+
+
 metadata = MetaData()
-_whole = BigInteger().with_variant(Integer, "sqlite")
-_double = Float(53)
+_whole, _small, _double, _text = _Whole(), _Small(), _Double(53), _Checked()
 
 ledger = Table(
     "ledger",
     metadata,
-    Column("id", String(32), primary_key=True),
+    Column("id", _Words(32), primary_key=True),
     Column("schema_version", Integer, nullable=False),
-    Column("ids", String(8), nullable=False),
+    Column("ids", _Words(8), nullable=False),
     Column("entries", _whole, nullable=False),
-    Column("head", String(64), nullable=False),
+    Column("head", _Words(64), nullable=False),
 )
 people = Table(
     "people",
     metadata,
     Column("number", _whole, primary_key=True, autoincrement=False),
-    Column("id", Text, nullable=False, unique=True),
+    Column("id", _text, nullable=False, unique=True),
     Column("kappa", _double, nullable=False),
     Column("set_aside", _double, nullable=False),
     Column("entry", _whole, nullable=False),
@@ -49,40 +93,40 @@ runs = Table(
     "runs",
     metadata,
     Column("number", _whole, primary_key=True, autoincrement=False),
-    Column("token", Text, nullable=False, unique=True),
-    Column("name", Text, nullable=False),
-    Column("state", String(10), nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("plan", Text, nullable=False),
-    Column("people_digest", Text, nullable=False),
+    Column("token", _text, nullable=False, unique=True),
+    Column("name", _text, nullable=False),
+    Column("state", _Words(10), nullable=False),
+    Column("attempt", _small, nullable=False),
+    Column("plan", _text, nullable=False),
+    Column("people_digest", _text, nullable=False),
     Column("entry", _whole, nullable=False),
 )
 charges = Table(
     "charges",
     metadata,
     Column("run", _whole, primary_key=True, autoincrement=False),
-    Column("level", Integer, primary_key=True, autoincrement=False),
-    Column("kind", String(10), nullable=False),
+    Column("level", _small, primary_key=True, autoincrement=False),
+    Column("kind", _Words(10), nullable=False),
     Column("mu", _double, nullable=False),
     Column("b", _whole, nullable=False),
     Column("d", _whole, nullable=False),
     Column("e", _whole, nullable=False),
-    Column("exposures", Text, nullable=False),
+    Column("exposures", _text, nullable=False),
 )
 run_people = Table(
     "run_people",
     metadata,
     Column("run", _whole, primary_key=True, autoincrement=False),
-    Column("chunk", Integer, primary_key=True, autoincrement=False),
+    Column("chunk", _small, primary_key=True, autoincrement=False),
     Column("levels", LargeBinary, nullable=False),
 )
 log = Table(
     "log",
     metadata,
     Column("entry", _whole, primary_key=True, autoincrement=False),
-    Column("time", String(32), nullable=False),
-    Column("what", String(16), nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
+    Column("time", _Words(32), nullable=False),
+    Column("what", _Words(16), nullable=False),
+    Column("payload", _text, nullable=False),
+    Column("previous", _Words(64), nullable=False),
+    Column("hash", _Words(64), nullable=False),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdpsgd.budgets.budgets import Budgets
+
 STATES = ("reserved", "running", "finished", "killed", "cancelled")
 STARTED = ("running", "finished", "killed")
 CHARGED = ("reserved", *STARTED)
@@ -110,6 +112,16 @@ class Statement:
     name: str
     tiers: tuple[TierShare, ...]
     above_consent: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that has just begun: its attempt, what it takes, what its people allow, and the ledger's head then."""
+
+    attempt: int
+    statement: Statement
+    promises: Budgets
+    head: str
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,12 @@ def book(
     """
     ranks = Ranks.join(device=device)
     found: tuple[int | None, bool, str] = (None, False, "")
+    before = None
     if ranks.first:
         try:
-            found = (*_book(ledger, budgets, options, plan, folder, number), "")
+            before = ledger.head
+            with _forgotten_if_refused(ledger, before):
+                found = (*_book(ledger, budgets, options, plan, folder, number), "")
         except PdpsgdError as error:
             if ranks.world_size == 1:
                 raise
@@ -68,13 +71,24 @@ def book(
         fail(refused)
     try:
         held = ledger.hold(run, watches=ranks.first)
-        held.cancels = number is None
+        held.cancels, held.enrolled_after = number is None, before
         put_in_order_of(budgets, held)
     except PdpsgdError:
         if is_new and ranks.first:
-            _take_back(ledger, run, folder, cancels=number is None)
+            _take_back(ledger, run, folder, cancels=number is None, before=before)
         raise
     return held
+
+
+@contextmanager
+def _forgotten_if_refused(ledger: Ledger, before: str) -> Iterator[None]:
+    """Forget people who were enrolled in this block if it ends with an error."""
+    try:
+        yield
+    except BaseException:
+        with suppress(PdpsgdError):
+            ledger.undo(before)
+        raise
 
 
 @contextmanager
@@ -175,11 +189,15 @@ def _book(
         raise
 
 
-def _take_back(ledger: Ledger, run: int, folder: RunFolder | None, *, cancels: bool) -> None:
+def _take_back(
+    ledger: Ledger, run: int, folder: RunFolder | None, *, cancels: bool, before: str | None
+) -> None:
     """Undo a booking that cannot be used; where the ledger cannot be told, the folder keeps the note of it."""
     with suppress(PdpsgdError):
         if cancels:
             ledger.cancel(run)
+            if before is not None:
+                ledger.undo(before, run)
         if folder is not None:
             folder.forget_reservation()
 

@@ -131,6 +131,27 @@ class RunFolder:
             else []
         )
 
+    def claim(self) -> bool:
+        """Make the folder, unless it is there; of two processes that try at once, one succeeds."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir()
+        except FileExistsError:
+            return False
+        except OSError as error:
+            fail(f"Expected to be able to make the run folder {str(self.path)!r}. Got: {error.strerror}.")
+        return True
+
+    @contextmanager
+    def removed_if_empty(self) -> Iterator[None]:
+        """Remove a folder that was claimed, and the one around it, if nothing was put there."""
+        try:
+            yield
+        finally:
+            for folder in (self.path, self.path.parent):
+                with contextlib.suppress(OSError):  # there is something in it
+                    folder.rmdir()
+
     @contextmanager
     def in_use(self, *, again: bool = False) -> Iterator[None]:
         """Keep other processes out of the folder, which is made if need be; one that is still empty is removed.

@@ -1,0 +1,50 @@
+"""What a refused command wrote, taken back: people whom it enrolled, and its run, which was cancelled unstarted."""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from pdpsgd.ledger import schema
+
+OF_A_REFUSED_COMMAND = (["enroll"], ["enroll", "reserve", "cancel"])
+"""Entries of the log that are taken back, and no others."""
+
+
+def undo(connection: Connection, since: str, run: int | None) -> bool:
+    """Put the ledger back to an earlier head, if all that was written since is what a refused command wrote.
+
+    Guarantee: no run that has started, and nothing that another process wrote, is touched. Whoever is forgotten here
+    was enrolled after that head, and was charged for nothing.
+
+    Args:
+        connection: within a transaction that holds the lock.
+        since: the head before the command.
+        run: the run that it reserved and cancelled, if it got so far.
+
+    Returns:
+        Whether it was put back; else nothing was changed.
+    """
+    e = schema.log.c
+    before = connection.execute(select(e.entry).where(e.hash == since)).scalar()
+    if before is None:
+        return False
+    later = connection.execute(
+        select(e.entry, e.what, e.payload).where(e.entry > before).order_by(e.entry)
+    ).all()
+    reserved = {json.loads(row.payload)["run"] for row in later if row.what != "enroll"}
+    if [row.what for row in later] not in OF_A_REFUSED_COMMAND or reserved - {run}:
+        return False
+    enrolled = later[0].entry
+    connection.execute(delete(schema.people).where(schema.people.c.entry == enrolled))
+    connection.execute(delete(schema.consents).where(schema.consents.c.entry == enrolled))
+    for number in reserved:
+        connection.execute(delete(schema.runs).where(schema.runs.c.number == number))
+        connection.execute(delete(schema.charges).where(schema.charges.c.run == number))
+        connection.execute(delete(schema.run_people).where(schema.run_people.c.run == number))
+    connection.execute(delete(schema.log).where(e.entry > before))
+    connection.execute(update(schema.ledger).values(entries=before, head=since))
+    if not connection.execute(select(func.count()).select_from(schema.people)).scalar_one():
+        connection.execute(update(schema.ledger).values(ids=""))
+    return True
