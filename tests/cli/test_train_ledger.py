@@ -129,9 +129,14 @@ def test_a_changed_budget_in_the_file_is_no_consent(run: Callable[..., Any], peo
 
 
 def test_a_network_that_cannot_be_made_costs_nothing(run: Callable[..., Any], people: Path) -> None:
-    result = run("train", people, *TABLE, *SMALL, "--model", "no_such_module:network")
-    assert result.exit_code == 2
-    assert Ledger("people.ledger").runs() == []
+    before = sorted(Path().rglob("*"))
+    refused = ("train", people, *TABLE, *SMALL, "--model", "no_such_module:network")
+    assert run(*refused).exit_code == 2
+    assert sorted(Path().rglob("*")) == before  # not even a new ledger, or a folder for runs
+    kept = Ledger.create("people.ledger")
+    head = kept.head
+    assert run(*refused).exit_code == 2
+    assert (kept.head, len(kept), kept.runs()) == (head, 0, [])
 
 
 def test_the_environment_names_the_ledger(
@@ -155,8 +160,15 @@ def test_what_is_refused_after_booking_leaves_neither_a_folder_nor_a_charge(
     result = run(*refused)
     assert result.exit_code == 2, result.output
     assert not Path("run").exists()
+    assert not Path("people.ledger").exists()  # it was made for this run
+    check(run("ledger", "init"))
     ledger = Ledger("people.ledger")
-    assert [each.state for each in ledger.runs()] == ["cancelled"]
+    assert run(*refused).exit_code == 2
+    assert (len(ledger), ledger.runs()) == (0, [])
+    check(run("ledger", "enroll", people, "--id-column", "person", "--delta-column", "delta"))
+    assert run(*refused).exit_code == 2
+    assert [each.state for each in ledger.runs()] == ["cancelled"]  # whoever was there before stays
+    assert ledger.check().passed
     made = ledger.reserve(ledger.plan(steps=6, batch_size=20))
     assert run(*refused, "--reservation", made.number).exit_code == 2
     assert not Path("run").exists()
@@ -174,4 +186,4 @@ def test_nothing_is_booked_for_a_folder_that_another_process_uses(
         result = run("train", people, *TABLE, *SMALL, "--run-folder", "run")
     assert result.exit_code == 2
     assert "Expected a run folder that is not in use" in words(result)
-    assert Ledger("people.ledger").runs() == []
+    assert not Path("people.ledger").exists()

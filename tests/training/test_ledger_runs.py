@@ -128,6 +128,10 @@ def test_what_fails_before_the_start_is_cancelled_and_later_stays_charged(ledger
             ledger=ledger,
             **SETTINGS,
         )
+    assert (len(ledger), ledger.runs()) == (0, [])  # nobody was there before: nobody is now
+    ledger.enroll(LISTED)
+    with pytest.raises(PdpsgdError, match="mixes the examples"):
+        fit(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), DATA, LISTED, ledger=ledger, **SETTINGS)
     assert [run.state for run in ledger.runs()] == ["cancelled"]
     assert ledger.person("p0").spent_epsilon == 0
 
@@ -177,7 +181,7 @@ def test_an_interrupted_run_resumes_under_its_own_reservation(
     ]  # the plan without its reservation
 
 
-@pytest.mark.parametrize("moment", ["reserve", "start"])
+@pytest.mark.parametrize("moment", ["reserve", "begin"])
 def test_a_process_killed_before_its_first_checkpoint_leaves_a_reservation_that_the_next_one_finds(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -199,10 +203,10 @@ def test_a_process_killed_before_its_first_checkpoint_leaves_a_reservation_that_
         with pytest.raises(Killed):
             fit(network(), DATA, LISTED, **how)
     (run,) = ledger.runs()
-    assert run.state == {"reserve": "reserved", "start": "running"}[moment]
+    assert run.state == {"reserve": "reserved", "begin": "running"}[moment]
     fit(network(), DATA, LISTED, **how)
     (run,) = ledger.runs()
-    assert (run.state, run.attempt) == ("finished", {"reserve": 1, "start": 2}[moment])
+    assert (run.state, run.attempt) == ("finished", {"reserve": 1, "begin": 2}[moment])
 
 
 def test_a_run_killed_after_its_last_file_is_finished_by_the_next_look(

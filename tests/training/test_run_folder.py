@@ -102,3 +102,16 @@ def test_a_folder_that_another_version_wrote_is_named(problem, tmp_path):
     assert folder.version_note() is None  # the result says it, too
     (tmp_path / "public" / "result.json").write_text(json.dumps(result | {"versions": {}}))
     assert "by a version that does not say which" in folder.version_note()
+
+
+def test_of_two_that_claim_one_folder_one_has_it_and_an_empty_one_goes(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "people")
+    assert folder.claim()
+    assert not RunFolder(tmp_path / "runs" / "people").claim()
+    with folder.removed_if_empty():
+        pass
+    assert not (tmp_path / "runs").exists()
+    folder.claim()
+    with folder.removed_if_empty():
+        (folder.path / "result").touch()
+    assert folder.path.exists()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdpsgd.cli.shared import PEOPLE, LedgerOptions, Screen
-from pdpsgd.errors import fail
+from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.training.options import option
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ def open_or_create(place: str, screen: Screen) -> Iterator[Ledger]:
     try:
         yield made
     except BaseException:
-        if not made.runs() and not len(made):
-            for ending in ("", "-wal", "-shm"):
-                Path(place + ending).unlink(missing_ok=True)
+        with suppress(PdpsgdError):
+            made.remove_if_unused()
         raise
 
 

@@ -90,6 +90,12 @@ class Database:
             path.unlink(missing_ok=True)
             raise
 
+    def remove(self) -> None:
+        """Remove the file of a ledger, with SQLite's own files beside it."""
+        self.engine.dispose()
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{make_url(self.url).database}{ending}").unlink(missing_ok=True)
+
     def check_version(self) -> None:
         """Refuse what is no ledger, or one of another version."""
         if self.is_file and not Path(str(make_url(self.url).database)).exists():

@@ -27,7 +27,7 @@ from pdpsgd.ledger.log import GENESIS, append
 from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares, with_cost_of_adaptivity
 from pdpsgd.ledger.reserved_run import ReservedRun
 from pdpsgd.ledger.spending import levels_of_run, spent
-from pdpsgd.ledger.undoing import undo
+from pdpsgd.ledger.undoing import give_back, undo
 from pdpsgd.ledger.values import CHARGED, Begun, Check, Person, Run, Statement, Tier
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.planner import plan as make_plan
@@ -507,6 +507,14 @@ class Ledger:
         """
         with self._database.writing() as connection:
             return undo(connection, since, run)
+
+    def remove_if_unused(self) -> bool:
+        """Remove the file of a ledger to which nobody has written since it was made; say whether it is gone."""
+        with self._database.writing() as connection:
+            unused = give_back(connection)
+        if unused:
+            self._database.remove()
+        return unused
 
     def check_attempt(self, run: int, attempt: int) -> None:
         """Refuse to go on if another process has taken the run over."""
