@@ -90,7 +90,7 @@ def test_nothing_is_written_behind_a_log_that_was_cut_off(in_file: Ledger) -> No
     in_file.enroll(people(1, 2))
     with sqlite3.connect(in_file.place) as plain:
         plain.execute("DELETE FROM log WHERE entry = 2")
-    with pytest.raises(PdpsgdError, match="Expected entry 2 as the last of its log.*Got entry 1"):
+    with pytest.raises(PdpsgdError, match=r"Expected entry 2 as the last of its log.*Got entry 1"):
         reserve(in_file)
 
 
@@ -101,9 +101,9 @@ def test_bytes_in_a_column_of_something_else_are_damage_that_is_named(in_file: L
     table, name = column.split(".")
     with sqlite3.connect(in_file.place) as plain:
         plain.execute(f"UPDATE {table} SET {name} = x'ff00' WHERE rowid = 1")
+    use = in_file.hold if column == "runs.plan" else in_file.begin  # beginning does not read the plan
     with pytest.raises(PdpsgdError, match="damaged or edited") as refused:
-        in_file.hold(run)
-        in_file.begin(run)
+        use(run)
     assert table in str(refused.value)
     assert name in str(refused.value)
 
