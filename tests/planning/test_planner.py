@@ -225,3 +225,11 @@ def test_people_whose_clipping_norm_rounding_takes_are_named(epsilon: float, con
     limits = clip_limits(norms, float(norms.max()))
     assert bool(limits[0] > 0) == contributes
     assert any("10 people" in note and "contribute nothing" in note for note in made.notes) != contributes
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.filterwarnings("ignore:.*epsilon above")
+def test_an_epsilon_of_twenty_digits_is_planned_like_any_other(mechanism: str) -> None:
+    made = plan(Budgets([1.0, 1e20]), mechanism=mechanism, steps=10, batch_size=1)
+    assert all(level.proven_epsilon is not None for level in made.levels)
+    assert all((level.proven_epsilon or 0) <= level.epsilon for level in made.levels)

@@ -140,8 +140,8 @@ def _moment(q: FloatArray, sigma: float, alpha: float) -> FloatArray:
     log_density = -z * z / 2 - 0.5 * math.log(2 * math.pi)
     # E[(1+u)^alpha] - 1 with E[u] = 0, so -1 - alpha*u may be taken off inside: what is left is small where u is.
     small = log_ratio * alpha < 30
-    u = np.expm1(np.where(small, log_ratio, 0.0))
-    near = np.where(small, np.expm1(alpha * np.log1p(u)) - alpha * u, 0.0)
+    log_near = np.where(small, log_ratio, 0.0)
+    near = np.expm1(alpha * log_near) - alpha * np.expm1(log_near)
     near_sum = np.sum(near * np.exp(log_density), axis=1) * width
     far = np.where(small, -np.inf, alpha * log_ratio + log_density)
     top = np.maximum(far.max(axis=1), np.log(np.finfo(float).tiny))

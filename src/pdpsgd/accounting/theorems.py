@@ -29,7 +29,8 @@ def participation_for(epsilon: npt.ArrayLike, tau: float) -> FloatArray:
     >>> participation_for([0.5, 1.0], tau=0.75).round(4).tolist()
     [0.5808, 1.0]
     """
-    return np.minimum(1.0, np.expm1(np.asarray(epsilon, dtype=float)) / math.expm1(tau))
+    below = np.minimum(np.asarray(epsilon, dtype=float), tau)
+    return np.exp(below - tau) * np.expm1(-below) / np.expm1(-tau)  # the same, for epsilons above 700, too
 
 
 def amplify(epsilon: float, delta: float, participation: float) -> tuple[float, float]:

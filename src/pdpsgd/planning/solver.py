@@ -327,7 +327,7 @@ class _Bracket:
         """Return the factor that would bring the last x below the target to this height."""
         if not self.low or self.low[1] <= 0:
             return 1.0
-        return float((height / self.low[1]) ** (1 / self.slope))
+        return _power(height / self.low[1], 1 / self.slope)
 
     def _add(self, x: float, y: float) -> None:
         limits = max(self.target**2 - self.base**2, 1e-300)
@@ -351,11 +351,16 @@ class _Bracket:
                 return math.sqrt(self.low[0] * self.high[0])
             return _between(self.low, self.high, self.aim)
         if self.high:
-            factor = (self.aim / self.high[1]) ** (1 / self.slope) if self.high[1] > 0 else 0.5
+            factor = _power(self.aim / self.high[1], 1 / self.slope) if self.high[1] > 0 else 0.5
             return self.high[0] * min(1 - self.tolerance / 8, max(factor, 1e-3))
         assert self.low
-        factor = (self.aim / self.low[1]) ** (1 / self.slope) if self.low[1] > 0 else 4.0
+        factor = _power(self.aim / self.low[1], 1 / self.slope) if self.low[1] > 0 else 4.0
         return self.low[0] * max(1 + self.tolerance / 8, min(factor, 30.0))
+
+
+def _power(base: float, exponent: float) -> float:
+    """Raise a positive number to a power, or to the largest float there is: a level may allow 1e20."""
+    return math.exp(min(exponent * math.log(base), 700.0)) if base > 0 else 0.0
 
 
 def _between(low: tuple[float, float], high: tuple[float, float], aim: float) -> float:

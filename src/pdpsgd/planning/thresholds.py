@@ -6,7 +6,6 @@ Budgets of 0 and infinity stay out: they say nothing about a good threshold.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
 from pdpsgd._typing import FloatArray
+from pdpsgd.accounting.theorems import participation_for
 from pdpsgd.errors import check_one_of, fail
 
 Loss = Callable[[FloatArray, FloatArray, float], float]
@@ -26,7 +26,7 @@ def waste_unsampled(budgets: FloatArray, people: FloatArray, tau: float) -> floa
     below = budgets < tau
     if not below.any():
         return 0.0
-    unused = 1 - np.expm1(budgets[below]) / math.expm1(tau)
+    unused = 1 - participation_for(budgets[below], tau)
     return float(people[below] @ (budgets[below] * unused))
 
 
