@@ -33,7 +33,7 @@ ROOMS = {
 }
 """The rooms in the order of the data, those that are still to come included."""
 
-BASE = ("_typing", "errors", "_native_build")
+BASE = ("_typing", "errors", "_cache", "_native_build")
 ORDER = (*BASE, *list(ROOMS)[:-2], "__init__", "integrations", "cli")
 """Each imports earlier ones only. `__init__` is the front door, `import pdpsgd`."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from experiments.kept_features import kept_features
 from pdpsgd.errors import fail
 
 Array = npt.NDArray[Any]
@@ -108,19 +109,17 @@ def _scattering(name: str, folder: Path) -> PublicSet:
     from pdpsgd.data.benchmarks.loading import load as load_benchmark
     from pdpsgd.models.scattering import scattering_features
 
-    kept = folder / f"{name}.npz"
-    if not kept.is_file():
+    def compute() -> dict[str, torch.Tensor]:
         data = load_benchmark(name.removesuffix("-scattering"), folder=folder)
-        np.savez(
-            kept,
-            x=scattering_features(data.train_inputs[:20_000]).flatten(1).half().numpy(),
-            y=data.train_targets[:20_000].numpy(),
-            test_x=scattering_features(data.test_inputs[:5_000]).flatten(1).half().numpy(),
-            test_y=data.test_targets[:5_000].numpy(),
-        )
-    with np.load(kept) as arrays:
-        x, y, test_x, test_y = (torch.from_numpy(arrays[key]) for key in ("x", "y", "test_x", "test_y"))
-    return PublicSet(name, x.float(), y, test_x.float(), test_y)
+        return {
+            "x": scattering_features(data.train_inputs[:20_000]).flatten(1).half(),
+            "y": data.train_targets[:20_000],
+            "test_x": scattering_features(data.test_inputs[:5_000]).flatten(1).half(),
+            "test_y": data.test_targets[:5_000],
+        }
+
+    kept = kept_features(f"{name}-20000", compute)
+    return PublicSet(name, kept["x"].float(), kept["y"], kept["test_x"].float(), kept["test_y"])
 
 
 def _table(file: str, label: str, *, ignored: tuple[str, ...] = (), header: bool = True) -> Any:

@@ -1,21 +1,18 @@
-"""Data and model of a run; features that need no training are computed once and kept in the data folder."""
+"""Data and model of a run; features that need no training are computed once and kept in the user's cache folder."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.kept_features import kept_features
 from experiments.settings import VALIDATION_PEOPLE, Setting
 from pdpsgd.data import benchmarks as datasets
 from pdpsgd.data.benchmarks.catalog import Normalization, benchmark
-from pdpsgd.data.benchmarks.folders import download_folder
 from pdpsgd.errors import check_one_of
 from pdpsgd.models import networks as models
 from pdpsgd.models.pretraining import STARTS, start_at_zero, start_from_synthetic
@@ -91,21 +88,13 @@ def _changed(images: Tensor, features: str, normalization: Normalization) -> Ten
 
 def _scattered(loaded: datasets.Dataset) -> datasets.Dataset:
     """Compute scattering features, rounded to half precision so that fresh and stored ones are the same."""
-    path = download_folder() / "scattering" / f"{loaded.name}.safetensors"
-    if not path.exists():
-        _store_scattered(loaded, path)
-    stored = load_file(path)
-    return replace(loaded, train_inputs=stored["train"].float(), test_inputs=stored["test"].float())
-
-
-def _store_scattered(loaded: datasets.Dataset, path: Path) -> None:
     from pdpsgd.models.scattering import scattering_features
 
-    halves = {
-        name: scattering_features(inputs, dtype=torch.float16)
-        for name, inputs in (("train", loaded.train_inputs), ("test", loaded.test_inputs))
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    save_file(halves, unfinished)
-    unfinished.replace(path)  # never half-written
+    def compute() -> dict[str, Tensor]:
+        return {
+            name: scattering_features(inputs, dtype=torch.float16)
+            for name, inputs in (("train", loaded.train_inputs), ("test", loaded.test_inputs))
+        }
+
+    kept = kept_features(f"{loaded.name}-scattering", compute)
+    return replace(loaded, train_inputs=kept["train"].float(), test_inputs=kept["test"].float())

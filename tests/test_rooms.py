@@ -72,7 +72,7 @@ def test_somebody_imports_every_module() -> None:
 def test_the_listing_shows_the_way() -> None:
     hidden = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
     entries = {path.name for path in (SOURCE / "pdpsgd").iterdir()} - hidden
-    assert len(entries) <= 18, sorted(entries)  # with PATE, which has a room of its own
+    assert len(entries) <= 19, sorted(entries)  # with PATE, which has a room of its own
     assert entries <= {*ORDER, *(f"{name}.py" for name in ORDER)}
 
 

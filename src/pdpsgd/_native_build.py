@@ -11,11 +11,12 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from pdpsgd._cache import cache_folder, is_ours
 
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -46,27 +47,10 @@ def load(source: Path, flags: tuple[str, ...], *, name: str) -> tuple[ctypes.CDL
         return _loaded(made)  # stays loaded when the file is gone
 
 
-def cache_folder() -> Path | None:
-    """Return the user's own folder for compiled code; None if others could put code there."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache"))
-    folder = base / "pdpsgd"
-    with suppress(OSError):
-        if base.is_absolute():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return folder if _is_ours(folder) else None
-    return None
-
-
 def _loaded(file: Path) -> tuple[ctypes.CDLL, str]:
-    if not _is_ours(file):
+    if not is_ours(file):
         raise PermissionError(f"{file} can be changed by others")
     return ctypes.CDLL(str(file)), hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-
-
-def _is_ours(path: Path) -> bool:
-    found = path.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _kept(made: Path, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`pdpsgd data`: the benchmarks on this machine, and a first schema for your own table."""
+"""`pdpsgd data`: the benchmarks on this machine, a first schema for your own table, and the cache folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdpsgd.errors import PdpsgdError, fail
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Benchmark data on this machine, and a first schema for your own table.",
+    help="Benchmark data on this machine, a first schema for your own table, and the cache folder.",
 )
 
 Name = Annotated[str, typer.Argument(help="mnist, fashion-mnist or svhn (see `pdpsgd data list`)")]
@@ -167,6 +167,50 @@ def schema(
     typer.echo(
         f"Drafted {output} from the data. It is NOT PRIVATE until you have replaced its ranges and "
         f"categories by public knowledge and set `confirmed = true` in it."
+    )
+
+
+@app.command()
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="removal of all but downloaded benchmarks", show_default=False)
+    ] = False,
+    cache_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-folder",
+            help="another folder than $PDPSGD_CACHE, or the user's cache folder",
+            show_default=False,
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """List what is kept in the cache folder for later runs, or remove it; it is computed again when needed.
+
+    All together stays below 4 GB ($PDPSGD_CACHE_LIMIT, in GB): what was not used for longest goes first.
+
+    \b
+    Examples:
+      pdpsgd data cache
+      pdpsgd data cache --clear
+    """
+    from pdpsgd import _cache
+
+    _cache.use_cache_folder(cache_folder)
+    found = _cache.clear_cache() if clear else _cache.cached_files()
+    total = sum(each.size for each in found)
+    if json_file is not None:
+        listed = [{"file": str(each.path), "what": each.what, "bytes": each.size} for each in found]
+        content = {"folder": str(_cache.cache_place()), "bytes": total, "limit": _cache.cache_limit()}
+        figures = json.dumps({**content, "removed" if clear else "files": listed}, indent=1)
+        Screen(quiet=False, json_file=json_file).write_json(figures)
+        return
+    for each in found:
+        typer.echo(f"{_cache.size_text(each.size):>8}  {each.path.name}  ({each.what})")
+    did = "Removed" if clear else "In the cache"
+    typer.echo(
+        f"{did}: {len(found)} files, {_cache.size_text(total)}, in {_cache.cache_place()} "
+        f"(limit {_cache.size_text(_cache.cache_limit())}, $PDPSGD_CACHE_LIMIT)."
     )
 
 

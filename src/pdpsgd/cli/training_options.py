@@ -63,6 +63,13 @@ class DataOptions(Options):
         None, "table with columns file and id, for folders of images", panel=DATA, kind=Path
     )
     data_folder: Path | None = option(None, "folder of the benchmarks", panel=DATA, kind=Path)
+    cache_folder: Path | None = option(
+        None,
+        "folder for what is kept for later runs (pdpsgd data cache)",
+        panel=DATA,
+        kind=Path,
+        shown="$PDPSGD_CACHE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +140,11 @@ def read_inputs(
     Returns:
         The inputs of a run.
     """
+    from pdpsgd._cache import use_cache_folder
     from pdpsgd.data.people import TABLES, hold_out, load_people
     from pdpsgd.training.inputs import TrainingInputs
+
+    use_cache_folder(how.cache_folder)
 
     in_data = Path(source).suffix.lower() in TABLES and whose.budgets is None and whose.tiers is None
     if (
@@ -272,11 +282,16 @@ def with_embeddings(inputs: TrainingInputs, name: str, screen: shared.Screen) ->
     """Replace texts, if there are any, by their embeddings, which are computed once and kept in the cache folder."""
     if not inputs.texts:
         return inputs
+    from pdpsgd._cache import size_text
     from pdpsgd.models.embedding_cache import EmbeddingCache
     from pdpsgd.models.encoders import load_encoder
 
     encoder, cache = load_encoder(name), EmbeddingCache.of_user()
-    kept = "" if cache is None else f" Embeddings are kept in {cache.file}: as private as the texts."
+    kept = (
+        ""
+        if cache is None
+        else (f" Embeddings are kept in {cache.file} ({size_text(cache.size)} now): as private as the texts.")
+    )
     screen.say(
         f"Reading {len(inputs.texts):,} texts with {name} (public weights, frozen: costs no privacy).{kept}"
     )

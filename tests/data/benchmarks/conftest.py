@@ -77,7 +77,7 @@ def no_data_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     monkeypatch.delenv("PDPSGD_DATA", raising=False)
-    monkeypatch.setattr("pdpsgd.data.benchmarks.folders.user_cache", lambda: elsewhere / "cache")
+    monkeypatch.setattr("pdpsgd.data.benchmarks.folders.cache_place", lambda: elsewhere / "cache")
     monkeypatch.setattr("pdpsgd.data.benchmarks.folders.DEBIAN", elsewhere / "debian")
 
 

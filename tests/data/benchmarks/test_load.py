@@ -79,7 +79,7 @@ def test_folders_are_searched_in_the_documented_order(small, tmp_path: Path, mon
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr("pdpsgd.data.benchmarks.folders.DEBIAN", places[0])
-    monkeypatch.setattr("pdpsgd.data.benchmarks.folders.user_cache", lambda: places[1])
+    monkeypatch.setattr("pdpsgd.data.benchmarks.folders.cache_place", lambda: places[1])
     monkeypatch.setenv("PDPSGD_DATA", str(places[3]))
     for place in places:
         miniature.write(place / "fashion-mnist")

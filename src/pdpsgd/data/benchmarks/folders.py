@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+from pdpsgd._cache import cache_place
 from pdpsgd.data.benchmarks.catalog import Benchmark, IdxFile, MatFile
 
 ENVIRONMENT_VARIABLE = "PDPSGD_DATA"
@@ -19,7 +19,7 @@ def data_folders(folder: str | os.PathLike[str] | None = None) -> tuple[Path, ..
     user's cache, then Debian's packages.
     """
     from_environment = os.environ.get(ENVIRONMENT_VARIABLE)
-    candidates = [folder, from_environment, "data", user_cache(), DEBIAN]
+    candidates = [folder, from_environment, "data", cache_place(), DEBIAN]
     return tuple(dict.fromkeys(Path(c).expanduser() for c in candidates if c))
 
 
@@ -27,7 +27,7 @@ def download_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the data folder that downloads go to: the one named, else `data` if it exists, else the cache."""
     if chosen := folder or os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).expanduser()
-    return Path("data") if Path("data").is_dir() else user_cache()
+    return Path("data") if Path("data").is_dir() else cache_place()
 
 
 def find(benchmark: Benchmark, folder: str | os.PathLike[str] | None = None) -> Path | None:
@@ -44,17 +44,6 @@ def locate(file: IdxFile | MatFile, folder: Path) -> Path | None:
     names = (file.name, file.name.removesuffix(".gz"))
     # Not Path.is_file, which fails in a folder that this user may not read.
     return next((folder / name for name in names if os.path.isfile(folder / name)), None)
-
-
-def user_cache() -> Path:
-    """This user's cache folder for the project, by the habits of the platform."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local"))
-    elif sys.platform == "darwin":
-        base = Path("~/Library/Caches")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return base.expanduser() / "pdpsgd"
 
 
 def _candidates(benchmark: Benchmark, root: Path) -> list[Path]:
