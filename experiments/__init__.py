@@ -8,6 +8,7 @@
 | `readings` | the same by other readings of the paper |
 | `search` | the hyper-parameter search that every system is given |
 | `inputs`, `runner` | data and model of a run; carries it out |
+| `kept_features` | features of benchmarks, kept in the user's cache folder |
 | `effort` | what a run would take, without running it whole |
 | `record` | what came out, one JSON line a run; nothing is computed twice |
 | `published` | what others printed |

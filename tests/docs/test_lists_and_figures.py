@@ -100,7 +100,7 @@ def test_the_page_says_which_commands_have_the_common_options() -> None:
     assert [name for name in COMMANDS if "--json" not in options(name)] == ["ledger", "data"]
     assert all("--json" in options("ledger", name) for name in GROUP.commands["ledger"].commands)
     having = [name for name in GROUP.commands["data"].commands if "--json" in options("data", name)]
-    assert having == ["list", "get", "check"]
+    assert having == ["list", "get", "check", "cache"]
 
 
 def options(*names: str) -> set[str]:
