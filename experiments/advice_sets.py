@@ -126,7 +126,7 @@ def _table(file: str, label: str, *, ignored: tuple[str, ...] = (), header: bool
     def make(name: str, folder: Path) -> PublicSet:
         import polars
 
-        from pdpsgd.data.schema import draft_schema
+        from pdpsgd.data.drafting import draft_schema
         from pdpsgd.data.tabular import encode
 
         if not (folder / file).is_file():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 
 import pandas
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd.data.schema import Categorical, Ignored, Numeric, Schema, draft_schema
+from pdpsgd.data.drafting import draft_schema
+from pdpsgd.data.schema import Categorical, Date, Ignored, Numeric, Schema
 from pdpsgd.errors import PdpsgdError
 
 PEOPLE = {
@@ -28,7 +30,7 @@ COLUMNS = {
     "height": Numeric(1.6, 2),
     "job": Categorical(("nurse", "teacher")),
     "smokes": Categorical(("false", "true")),
-    "born": Ignored(),
+    "born": Date(datetime.date(1990, 1, 1), datetime.date(1990, 12, 31)),
     "epsilon": Ignored(),
 }
 
@@ -39,7 +41,7 @@ def test_a_draft_guesses_kinds_ranges_and_categories(frame) -> None:
     assert schema.classes == ("high", "low")
     assert schema.id_column == "person"
     assert schema.columns == COLUMNS
-    assert schema.features == ("age", "height", "job", "smokes")
+    assert schema.features == ("age", "height", "job", "smokes", "born")
 
 
 def test_a_draft_is_unconfirmed_and_its_file_says_so_at_the_top() -> None:
@@ -122,7 +124,7 @@ HEAD = 'label = "y"\nclasses = ["a", "b"]\n'
         (HEAD + "columns = 3", r"\[columns.NAME\]"),
         (HEAD + "columns.x = 3", r"\[columns.x\] of people.toml. Got 3"),
         (HEAD + "[columns.x]\nlow = 1", r"Expected 'kind' in \[columns.x\]"),
-        (HEAD + '[columns.x]\nkind = "number"', r"'numeric', 'categorical', .*'ignored'.*'number'"),
+        (HEAD + '[columns.x]\nkind = "number"', r"'numeric', 'date', 'categorical', .*'ignored'.*'number'"),
         (HEAD + '[columns.x]\nkind = "numeric"\nlow = 1', r"Expected 'high' in \[columns.x\]"),
         (HEAD + '[columns.x]\nkind = "numeric"\nlow = "1"\nhigh = 2', r"'low' in \[columns.x\].*Got '1'"),
         (
@@ -160,4 +162,68 @@ def test_a_missing_column_is_named_with_those_that_exist() -> None:
 
 def test_a_label_with_too_many_values_is_no_label() -> None:
     with pytest.raises(PdpsgdError, match=r"at most 50 classes in column 'y'.*Got 60"):
-        draft_schema(polars.DataFrame({"y": list(range(60))}), label="y")
+        draft_schema(polars.DataFrame({"y": [f"t{i}" for i in range(60)]}), label="y")
+    with pytest.raises(PdpsgdError, match=r"at most 50 classes in column 'y'.*Got 60"):
+        draft_schema(polars.DataFrame({"y": list(range(60))}), label="y", task="classification")
+
+
+@pytest.mark.parametrize("different", [21, 60])
+def test_a_label_of_many_numbers_is_asked_about_not_turned_into_classes(different: int) -> None:
+    frame = polars.DataFrame({"x": [0.5] * different, "y": [i / 4 for i in range(different)]})
+    with pytest.raises(PdpsgdError, match=rf"{different} distinct numbers.*--task regression.*classes, give"):
+        draft_schema(frame, label="y")
+    schema = draft_schema(frame, label="y", task="regression")
+    assert (schema.task, schema.classes, schema.outputs) == ("regression", (), 1)
+    assert schema.label_range == {21: (0, 5), 60: (0, 15)}[different]  # two digits, away from the data
+
+
+def test_a_label_of_few_numbers_is_classes_unless_said_otherwise() -> None:
+    frame = polars.DataFrame({"x": [0.5] * 20, "y": list(range(20))})
+    assert len(draft_schema(frame, label="y").classes) == 20
+    assert draft_schema(frame, label="y", task="regression").label_range == (0, 19)
+    more = polars.DataFrame({"x": [0.5] * 30, "y": list(range(30))})
+    assert len(draft_schema(more, label="y", task="classification").classes) == 30
+
+
+def test_numbers_and_days_written_as_text_are_numbers_and_days_but_codes_are_not() -> None:
+    frame = polars.DataFrame(
+        {
+            "x": ["1.5", " 3", "?", None],
+            "day": ["2024-05-31", "2021-01-02T10:00:00", None, "2022-02-02"],
+            "code": ["00501", "10001", "00501", "10001"],
+            "word": ["a", "1", "a", "a"],
+            "y": ["u", "v", "u", "v"],
+        }
+    )
+    assert draft_schema(frame, label="y").columns == {
+        "x": Numeric(1.5, 3),
+        "day": Date(datetime.date(2021, 1, 1), datetime.date(2024, 12, 31)),
+        "code": Categorical(("00501", "10001")),
+        "word": Categorical(("1", "a")),
+    }
+
+
+def test_a_range_of_labels_and_of_days_is_read_back_from_the_file_and_from_plain_values() -> None:
+    days = Date(datetime.date(2020, 1, 1), datetime.date(2020, 12, 31))
+    schema = Schema("y", columns={"day": days, "x": Numeric(0, 1)}, label_range=(0, 2.5))
+    assert Schema.from_toml(schema.to_toml()) == schema
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label_range = [1]", r"label_range = \[low, high\] of label 'y'. Got \[1\]"),
+        ("label_range = [2, 1]", "low < high for label 'y'"),
+        ('label_range = ["a", 1]', "low of label 'y' to be a number. Got 'a'"),
+        ('label_range = [0, 1]\nclasses = ["a", "b"]', "Got 'classes'"),
+        ('classes = ["a", "b"]\n[columns.d]\nkind = "date"\nlow = "soon"\nhigh = 2024-01-01', "a day, as in"),
+        (
+            'classes = ["a", "b"]\n[columns.d]\nkind = "date"\nlow = 2024-01-01\nhigh = 2024-01-01',
+            "low < high",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_range_is_said(text: str, message: str) -> None:
+    with pytest.raises(PdpsgdError, match=message):
+        Schema.from_toml(f'label = "y"\n{text}')

@@ -42,6 +42,7 @@ class AdviceOptions(Options):
 
     label: str | None = option_field(None, "column to be predicted", panel=DATA)
     schema: Path | None = option_field(None, "public ranges and categories", panel=DATA, kind=Path)
+    task: str | None = option_field(None, "classification or regression", panel=DATA, shown="by the label")
     features: int | None = option_field(None, "number of inputs, without a table", panel=DATA, kind=int)
     classes: int = option_field(2, "number of classes, without a table", panel=DATA, kind=int)
     test_share: float | None = option_field(
@@ -108,7 +109,8 @@ def _shape(
     file: Path | None, options: AdviceOptions, people: PeopleOptions
 ) -> tuple[tuple[int, ...], int, str | None]:
     """Find the shape of an example, the number of classes, and the id column if the schema names it."""
-    from pdpsgd.data.schema import Schema, draft_schema
+    from pdpsgd.data.drafting import draft_schema
+    from pdpsgd.data.schema import Schema
 
     if options.features is not None:
         check_positive(features=options.features, classes=options.classes)
@@ -118,13 +120,19 @@ def _shape(
     elif file is not None and options.label is not None:
         columns = (people.epsilon_column, people.delta_column)
         leave_out = [name for name in columns if name is not None]
-        schema = draft_schema(file, label=options.label, id_column=people.id_column, leave_out=leave_out)
+        schema = draft_schema(
+            file,
+            label=options.label,
+            id_column=people.id_column,
+            leave_out=leave_out,
+            task=options.task,
+        )
     else:
         fail(
             "Expected --features N (and --classes), --schema FILE, or a table with --label, to know the size of the "
             "network. Got none of them."
         )
-    return (schema.width,), len(schema.classes), schema.id_column
+    return (schema.width,), schema.outputs, schema.id_column
 
 
 def _offer(budgets: Budgets, asked: TrainingLedger, *, own_data: bool) -> tuple[Budgets, str | None]:

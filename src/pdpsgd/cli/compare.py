@@ -17,6 +17,7 @@ from pdpsgd.cli.training_options import (
     make_network,
     read_inputs,
     with_embeddings,
+    with_task_of,
 )
 from pdpsgd.errors import fail
 from pdpsgd.training.options import OUTPUT, PLAN, TRAINING
@@ -70,29 +71,32 @@ def compare(
     """
     from pdpsgd.models.networks import default_network
     from pdpsgd.training.comparison import compare as run_comparison
+    from pdpsgd.training.tasks import in_label_unit
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     shared.check_output(page, "--page")
     if seeds < 1:
         fail(f"Expected --seeds >= 1. Got {seeds}.")
-    inputs = read_inputs(data, records, people)
+    inputs = read_inputs(data, with_task_of(records, options), people)
     if inputs.test_data is None or inputs.budgets is None:
         fail("Expected test people, to compare by: give --test-file or --test-share. Got none.")
     confirm_without_promise(inputs, yes=yes)
     budgets = inputs.budgets
     inputs = with_embeddings(inputs, records.encoder, screen)
+    taught, tested, of_task = in_label_unit(inputs)
+    of_task |= {"loss": "squared-error"} if of_task else {}
     with screen.bars() as progress:
         made = run_comparison(
             [name.strip() for name in mechanisms.split(",")],
             make_model=lambda seed: make_network(inputs, options.changed(seed=seed)),
-            data=inputs.records,
+            data=taught,
             budgets=budgets,
-            test_data=inputs.test_data,
+            test_data=tested,
             test_tiers=None if inputs.test_tiers is None else [str(tier) for tier in inputs.test_tiers],
             record_ids=inputs.record_ids,
             seeds=range(first_seed, first_seed + seeds),
             plan_options={name: getattr(options, name) for name in PLANNING},
-            training={name: getattr(options, name) for name in LEARNING},
+            training={**{name: getattr(options, name) for name in LEARNING}, **of_task},
             name=str(inputs.name),
             model_name=options.model or default_network(inputs.input_shape),
             classes=inputs.classes,

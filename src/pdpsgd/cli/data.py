@@ -135,6 +135,10 @@ def schema(
     delta_column: Annotated[
         str | None, typer.Option(help="column with each person's delta", show_default=False)
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="classification, or regression for a number", show_default="by the label"),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="output file, instead of the screen", show_default=False),
@@ -151,12 +155,12 @@ def schema(
       pdpsgd data schema people.csv --label income --id-column person \\
           --epsilon-column epsilon -o schema.toml
     """
-    from pdpsgd.data.schema import draft_schema
+    from pdpsgd.data.drafting import draft_schema
 
     if output is not None and output.exists() and not force:
         fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
     budgets = [name for name in (epsilon_column, delta_column) if name is not None]
-    text = draft_schema(file, label=label, id_column=id_column, leave_out=budgets).to_toml()
+    text = draft_schema(file, label=label, id_column=id_column, leave_out=budgets, task=task).to_toml()
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -31,6 +31,7 @@ from pdpsgd.cli.training_options import (
     read_inputs,
     with_embeddings,
     with_features,
+    with_task_of,
 )
 from pdpsgd.errors import fail
 from pdpsgd.training.options import OUTPUT, PLAN
@@ -97,7 +98,11 @@ def train(
     place = ledger.place(own_data=own_data, counted_otherwise=by_files or people.tiers is not None)
     _check_folder(options, place)
     inputs = read_inputs(
-        data, records, people, listed=ledger.listed, records_per_person=options.records_per_person
+        data,
+        with_task_of(records, options),
+        people,
+        listed=ledger.listed,
+        records_per_person=options.records_per_person,
     )
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
@@ -250,6 +255,7 @@ def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **
 def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str]) -> None:
     from pdpsgd.cli.plan import show
     from pdpsgd.training.class_figures import class_sentences
+    from pdpsgd.training.regression import error_sentences
 
     show(result.plan, screen)
     if result.evaluation is not None and result.accuracy is not None:
@@ -265,7 +271,10 @@ def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str])
             )
         for sentence in class_sentences(result.evaluation.to_dict(), classes):
             screen.say(sentence)
-    elif result.evaluation is None:
+    elif result.evaluation is not None:
+        for sentence in error_sentences(result.evaluation.to_dict()):
+            screen.say(sentence)
+    else:
         screen.say("No test people, so no accuracy: give --test-file or --test-share.")
     for sentence in result.verdict.sentences:
         screen.say(sentence)

@@ -43,6 +43,9 @@ class DataOptions(Options):
     """How to read the records, and who is tested on."""
 
     label: str | None = option(None, "column to be predicted", panel=DATA)
+    task: str | None = option(
+        None, "classification, or regression to predict a number", panel=DATA, shown="by the label"
+    )
     text: str | None = option(None, "column of free text, read by a frozen encoder", panel=DATA)
     encoder: str = option("minilm", "encoder of texts: minilm, a folder, or a name on the hub", panel=DATA)
     schema: Path | None = option(
@@ -113,6 +116,13 @@ class CommandOptions(TrainingOptions):
         return {**known, "model": made.model, "activation": made.activation}
 
 
+def with_task_of(records: DataOptions, options: TrainingOptions) -> DataOptions:
+    """Take a squared error for a regression, where nothing else says what is predicted."""
+    if records.task is None and records.schema is None and options.loss == "squared-error":
+        return records.changed(task="regression")
+    return records
+
+
 def is_own_data(source: str) -> bool:
     """Tell whether records are somebody's own, rather than a benchmark's."""
     from pdpsgd.data.benchmarks.catalog import CATALOG
@@ -176,6 +186,7 @@ def read_inputs(
         one_row_per_person=how.one_row_per_person,
         repeated_ids=many,
         text=how.text,
+        task=how.task,
     )
     people = of_ledger or _list_of(data, source, whose, in_data=in_data, many=many)
     tiers: list[str] | None = None
@@ -322,8 +333,9 @@ def make_network(
     if options.seed is not None:
         torch.manual_seed(options.seed % 2**63)  # torch takes no larger one; a negative one is refused later
     if options.preset is None:
-        classes = len(inputs.classes)
-        made = by_name(name, input_shape=inputs.input_shape, classes=classes, activation=options.activation)
+        made = by_name(
+            name, input_shape=inputs.input_shape, classes=inputs.outputs, activation=options.activation
+        )
         if inputs.encoder is not None and name == "linear":
             start_at_zero(made)
         return made

@@ -52,6 +52,11 @@ class PeopleData:
     texts: tuple[str, ...] = ()
 
     @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The public range of a label that is a number; targets are then from -1 to 1."""
+        return None if self.schema is None else self.schema.label_range
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.inputs.shape[1:])
@@ -79,6 +84,7 @@ def load_people(
     one_row_per_person: bool = False,
     repeated_ids: bool = False,
     text: str | None = None,
+    task: str | None = None,
 ) -> PeopleData:
     """Read records from the name of a benchmark, or from the path of your own data.
 
@@ -99,6 +105,8 @@ def load_people(
         one_row_per_person: Says that every row of a table is another person, where it has no ids.
         repeated_ids: Whether a person may have several records (`records_per_person`).
         text: The column of a table with free text, which is then the only feature.
+        task: "regression" to predict a number, "classification" to predict a class; by default as the schema says, or
+            a class, unless the label has many different numbers: then it has to be said.
 
     Returns:
         Tensors, with the id of each record's person.
@@ -109,11 +117,13 @@ def load_people(
     from pdpsgd.data.benchmarks.catalog import CATALOG
 
     path = Path(source)
-    if str(source) in CATALOG and not path.exists():
+    if str(source) in CATALOG and not path.exists() and task != "regression":
         return _benchmark(str(source), data_folder)
     if path.suffix.lower() in TABLES:
-        declared = _declared(path, label, id_column, leave_out, schema, text)
+        declared = _declared(path, label, id_column, leave_out, schema, text, task)
         return _table(path, declared, leave_out, test_file, one_row_per_person, repeated_ids)
+    if task == "regression":
+        fail(f"Expected a table (.csv or .parquet), to predict numbers from. Got {str(source)!r}.")
     if text is not None:
         fail(f"Expected a table (.csv or .parquet) with texts in column {text!r}. Got {str(source)!r}.")
     if path.suffix.lower() == ".npz":
@@ -230,9 +240,11 @@ def _declared(
     leave_out: Sequence[str],
     schema: str | Path | None,
     text: str | None,
+    task: str | None,
 ) -> Schema:
     """Read the schema of a table, or draft one from it."""
-    from pdpsgd.data.schema import Schema, draft_schema
+    from pdpsgd.data.drafting import draft_schema
+    from pdpsgd.data.schema import Schema
     from pdpsgd.data.text import text_column
 
     if schema is not None:
@@ -243,13 +255,16 @@ def _declared(
             fail(f"Expected the id column of the schema, {declared.id_column!r}. Got {id_column!r}.")
         if text not in (None, text_column(declared)):
             fail(f"Expected column {text!r} to be of kind 'text' in {schema}. It is not.")
+        if task not in (None, declared.task):
+            has = "classes" if declared.task == "classification" else "a label_range"
+            fail(f"Expected task {declared.task!r}: the label of {schema} has {has}. Got {task!r}.")
         return declared
     if label is None:
         fail(
             f"Expected the column to be predicted (--label), or a schema that names it, for {path.name}. "
             "Got neither."
         )
-    return draft_schema(path, label=label, id_column=id_column, leave_out=leave_out, text=text)
+    return draft_schema(path, label=label, id_column=id_column, leave_out=leave_out, text=text, task=task)
 
 
 def _table(

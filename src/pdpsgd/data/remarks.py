@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from pdpsgd._typing import FloatArray
-from pdpsgd.data.schema import Categorical, Numeric, text_of
+from pdpsgd.data.cells import text_of
+from pdpsgd.data.schema import Categorical, Numeric
 from pdpsgd.errors import shown
 
 MOST_NAMED = 6

@@ -19,16 +19,18 @@ Training must not learn ranges or categories from the private data, so a person 
     [columns.remarks]
     kind = "ignored"
 
-A column of kind "text" is free text, read by an encoder; it is then the only feature.
+A column of kind "text" is free text, read by an encoder; it is then the only feature. One of kind "date" has days as
+its range (low = 2020-01-01, high = 2029-12-31). A label that is a number has a public range instead of classes:
+label_range = [0, 5000].
 
-`draft_schema` writes a first version from the data. Its figures come from the data and are therefore not
-private: until a person has replaced them by public knowledge, or confirmed that they are public, `confirmed`
-stays false.
+`draft_schema` (`data.drafting`) writes a first version from the data. Its figures come from the data and are therefore
+not private: until a person has replaced them by public knowledge, or confirmed that they are public, `confirmed` stays
+false.
 """
 
 from __future__ import annotations
 
-import decimal
+import datetime
 import json
 import math
 import re
@@ -37,14 +39,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import narwhals as nw
-
 from pdpsgd.budgets.files import number, parse_toml, read_text
-from pdpsgd.budgets.readers import column_names, open_table
+from pdpsgd.data.cells import EPOCH, day_in, text_of
 from pdpsgd.errors import check_one_of, fail, shown
 
-KINDS = ("numeric", "categorical", "text", "ignored")
-MOST_CATEGORIES = 50  # a text column with more distinct values is drafted as ignored: free text, or an id
+KINDS = ("numeric", "date", "categorical", "text", "ignored")
+TASKS = ("classification", "regression")
 
 NOT_PRIVATE = (
     "The ranges, categories and classes of the schema were read from the data and nobody has confirmed them "
@@ -68,6 +68,19 @@ class Numeric:
 
 
 @dataclass(frozen=True)
+class Date:
+    """Days, with or without a time, in a public range; they become numbers as `Numeric` ones do."""
+
+    low: datetime.date
+    high: datetime.date
+
+    @property
+    def in_days(self) -> Numeric:
+        """The range as numbers: days since 1970."""
+        return Numeric(*((each - EPOCH).days for each in (self.low, self.high)))
+
+
+@dataclass(frozen=True)
 class Categorical:
     """One of publicly known categories; anything else, missing values too, counts as "other"."""
 
@@ -84,21 +97,23 @@ class Ignored:
     """A column that training never sees."""
 
 
-Column = Numeric | Categorical | Text | Ignored
+Column = Numeric | Date | Categorical | Text | Ignored
 
 
 @dataclass(frozen=True)
 class Schema:
     """The public declaration of a table: its label and classes, and what each other column may hold.
 
-    `confirmed` says that a person vouches for all of it being public knowledge.
+    A label that is a number has a `label_range` instead of classes. `confirmed` says that a person vouches for all of
+    it being public knowledge.
     """
 
     label: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
     id_column: str | None = None
     confirmed: bool = False
+    label_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -109,6 +124,16 @@ class Schema:
         return tuple(name for name, column in self.columns.items() if not isinstance(column, Ignored))
 
     @property
+    def task(self) -> str:
+        """What is predicted: a class ("classification") or a number ("regression")."""
+        return "classification" if self.label_range is None else "regression"
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that a network for this table has: one for each class, or one number."""
+        return len(self.classes) if self.label_range is None else 1
+
+    @property
     def width(self) -> int:
         """The number of inputs that an encoded row has: one for a number, one for each category and one for "other"."""
         columns = (self.columns[name] for name in self.features)
@@ -117,7 +142,11 @@ class Schema:
     def to_toml(self) -> str:
         """Write the schema as a file, for people to read and edit; a draft says plainly that it is one."""
         head = [] if self.confirmed else [DRAFT_NOTICE]
-        head += [f"label = {_quoted(self.label)}", f"classes = {_list(self.classes)}"]
+        head.append(f"label = {_quoted(self.label)}")
+        if self.label_range is None:
+            head.append(f"classes = {_list(self.classes)}")
+        else:
+            head.append("label_range = [{!r}, {!r}]".format(*self.label_range))
         if self.id_column is not None:
             head.append(f"id_column = {_quoted(self.id_column)}")
         head.append(f"confirmed = {'true' if self.confirmed else 'false'}")
@@ -129,13 +158,17 @@ class Schema:
         return cls.from_dict(parse_toml(text, source), source=source)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the file says, as plain values."""
-        return parse_toml(self.to_toml(), "the schema")
+        """Return what the file says, as plain values; days as text."""
+        made = parse_toml(self.to_toml(), "the schema")
+        for column in made.get("columns", {}).values():
+            column |= {key: str(day) for key, day in column.items() if isinstance(day, datetime.date)}
+        return made
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], *, source: str = "the schema") -> Schema:
         """Make a schema from plain values, as in its file; errors name the place."""
-        _check_keys(content, {"label": str, "classes": list}, {"id_column": str, "confirmed": bool}, source)
+        what = {"label_range": list} if "label_range" in content else {"classes": list}
+        _check_keys(content, {"label": str, **what}, {"id_column": str, "confirmed": bool}, source)
         columns = content.get("columns", {})
         if not isinstance(columns, dict):
             fail(
@@ -143,10 +176,11 @@ class Schema:
             )
         return cls(
             label=content["label"],
-            classes=tuple(map(text_of, content["classes"])),
+            classes=tuple(map(text_of, content.get("classes", ()))),
             columns={name: _column(name, values, source) for name, values in columns.items()},
             id_column=content.get("id_column"),
             confirmed=content.get("confirmed", False),
+            label_range=tuple(content["label_range"]) if "label_range" in content else None,
         )
 
     @classmethod
@@ -155,121 +189,23 @@ class Schema:
         return cls.from_toml(read_text(path, "a schema (TOML)"), source=str(path))
 
 
-def draft_schema(
-    table: Any,
-    *,
-    label: str,
-    id_column: str | None = None,
-    leave_out: Iterable[str] = (),
-    text: str | None = None,
-) -> Schema:
-    """Draft a schema from the data for a person to correct; it comes unconfirmed.
-
-    Not private: what it says is computed from the data. `leave_out` names columns that are not features, such
-    as those with budgets. Columns whose names speak of another epsilon, delta or id are ignored, too.
-    `text` names a column of free text; all others are ignored then.
-    """
-    frame, source = open_table(table)
-    not_features = {name for name in (id_column, *leave_out) if name is not None}
-    for name in (label, *not_features, *([] if text is None else [text])):
-        if name not in frame.columns:
-            fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.")
-    classes = _distinct(frame[label])
-    if len(classes) > MOST_CATEGORIES:
-        numeric = frame[label].dtype.is_numeric()
-        remedy = (
-            "To predict a number, add a column that says in which of a few ranges it lies, and predict that."
-            if numeric
-            else "Is it the column to be predicted? Then merge rare values, or name its classes in a schema."
-        )
-        fail(
-            f"Expected a label with at most {MOST_CATEGORIES} classes in column {label!r} of {source.name}. "
-            f"Got {len(classes):,} distinct values. {remedy}"
-        )
-    if text is not None:
-        kinds: dict[str, Column] = {
-            name: Ignored() for name in frame.columns if name not in (label, id_column)
-        }
-        return Schema(label=label, classes=classes, columns={**kinds, text: Text()}, id_column=id_column)
-    columns = {
-        name: Ignored() if name in not_features or is_no_feature(name) else _draft_column(frame[name])
-        for name in frame.columns
-        if name not in (label, id_column)
-    }
-    return Schema(label=label, classes=classes, columns=columns, id_column=id_column)
-
-
 def is_no_feature(name: str) -> bool:
     """Whether a column, by its name, holds a budget or an id: a draft ignores it, and somebody may say otherwise."""
     return bool(re.search(r"(^|[^a-z])(eps|epsilon|delta|id|uuid)([^a-z]|$)", name.lower()))
 
 
-def text_of(value: Any) -> str:
-    """Write a value as in a schema: text without blanks around it, whole numbers without a fraction.
-
-    >>> text_of(" nurse"), text_of(3.0), text_of(True)
-    ('nurse', '3', 'true')
-    """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
-
-
-def cells(series: nw.Series[Any]) -> list[Any]:
-    """Return the values of a column, None where there is none: no value, not a number, or blank text."""
-    pairs = zip(series.to_list(), series.is_null().to_list(), strict=True)
-    return [None if missing or _blank(value) else value for value, missing in pairs]
-
-
-def _blank(value: Any) -> bool:
-    return not value.strip() if isinstance(value, str) else isinstance(value, float) and math.isnan(value)
-
-
-def _draft_column(series: nw.Series[Any]) -> Column:
-    if series.dtype.is_numeric():
-        finite = [value for value in cells(series) if value is not None and math.isfinite(value)]
-        if not finite:
-            return Ignored()
-        low, high = _rounded(min(finite), decimal.ROUND_FLOOR), _rounded(max(finite), decimal.ROUND_CEILING)
-        return Numeric(low, high if high > low else low + max(1, abs(low)))
-    if not all(value is None or isinstance(value, (str, bool)) for value in cells(series.unique())):
-        return Ignored()  # dates, lists and the like
-    categories = _distinct(series)
-    return Categorical(categories) if 0 < len(categories) <= MOST_CATEGORIES else Ignored()
-
-
-def _distinct(series: nw.Series[Any]) -> tuple[str, ...]:
-    texts = {text_of(value) for value in cells(series.unique()) if value is not None}
-    return tuple(sorted(texts, key=_number_first))
-
-
-def _number_first(text: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)
-
-
-def _rounded(value: float, rounding: str) -> float:
-    """Round to two significant digits, away from the data: for a person to start from, not to hide anything."""
-    rounded = float(decimal.Context(prec=2, rounding=rounding).create_decimal(repr(float(value))))
-    return int(rounded) if rounded.is_integer() else rounded
-
-
 def _check(schema: Schema) -> None:
-    if len(schema.classes) < 2:
+    if schema.label_range is not None:
+        _check_label_range(schema)
+    elif len(schema.classes) < 2:
         fail(f"Expected at least two classes of label {schema.label!r}. Got {list(schema.classes)}.")
     _check_distinct(f"classes of label {schema.label!r}", schema.classes)
     for name, column in schema.columns.items():
         if isinstance(column, Numeric):
-            low, high = (number(f"{end} of column {name!r}", getattr(column, end)) for end in ("low", "high"))
-            if not (low < high and math.isfinite(high - low)):
-                fail(
-                    f"Expected finite low < high for column {name!r}. "
-                    f"Got low={column.low!r}, high={column.high!r}."
-                )
+            _check_range(f"column {name!r}", column.low, column.high)
+        elif isinstance(column, Date):
+            if not column.low < column.high:
+                fail(f"Expected low < high for column {name!r}. Got {column.low}, {column.high}.")
         elif isinstance(column, Categorical):
             if not column.categories:
                 fail(f"Expected at least one category for column {name!r}. Got none.")
@@ -277,6 +213,21 @@ def _check(schema: Schema) -> None:
     for role, taken in (("label", schema.label), ("id_column", schema.id_column)):
         if taken in schema.features:
             fail(f"Expected the {role} {taken!r} not to be a feature. It is declared in [columns], too.")
+
+
+def _check_label_range(schema: Schema) -> None:
+    if schema.classes:
+        fail(f"Expected classes or a label_range of label {schema.label!r}, not both. Got both.")
+    limits = schema.label_range or ()
+    if len(limits) != 2:
+        fail(f"Expected label_range = [low, high] of label {schema.label!r}. Got {shown(list(limits))}.")
+    _check_range(f"label {schema.label!r}", *limits)
+
+
+def _check_range(what: str, low: Any, high: Any) -> None:
+    numbers = [number(f"{end} of {what}", value) for end, value in (("low", low), ("high", high))]
+    if not (numbers[0] < numbers[1] and math.isfinite(numbers[1] - numbers[0])):
+        fail(f"Expected finite low < high for {what}. Got low={low!r}, high={high!r}.")
 
 
 def _check_distinct(what: str, values: tuple[str, ...]) -> None:
@@ -296,10 +247,22 @@ def _column(name: str, values: Any, source: str) -> Column:
     if values["kind"] == "numeric":
         _check_keys(values, {"kind": str, "low": (int, float), "high": (int, float)}, {}, place)
         return Numeric(values["low"], values["high"])
+    if values["kind"] == "date":
+        _check_keys(
+            values, {"kind": str, "low": (datetime.date, str), "high": (datetime.date, str)}, {}, place
+        )
+        return Date(*(_day(values[end], f"{end} in {place}") for end in ("low", "high")))
     if values["kind"] == "categorical":
         _check_keys(values, {"kind": str, "categories": list}, {}, place)
         return Categorical(tuple(map(text_of, values["categories"])))
     return Text() if values["kind"] == "text" else Ignored()
+
+
+def _day(value: Any, place: str) -> datetime.date:
+    found = day_in(value)
+    if found is None:
+        fail(f"Expected {place} to be a day, as in 2024-05-31. Got {shown(value)}.")
+    return found
 
 
 def _check_keys(content: dict[str, Any], needed: dict[str, Any], allowed: dict[str, Any], place: str) -> None:
@@ -320,6 +283,8 @@ def _column_to_toml(name: str, column: Column) -> str:
     key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
     if isinstance(column, Numeric):
         lines = ['kind = "numeric"', f"low = {column.low!r}", f"high = {column.high!r}"]
+    elif isinstance(column, Date):
+        lines = ['kind = "date"', f"low = {column.low.isoformat()}", f"high = {column.high.isoformat()}"]
     elif isinstance(column, Categorical):
         lines = ['kind = "categorical"', f"categories = {_list(column.categories)}"]
     else:

@@ -2,14 +2,13 @@
 
 The encoding depends on the schema and on one row at a time, never on other rows, so one person's record
 cannot change how another's is seen. A numeric column becomes one feature, its range mapped to [-1, 1]; a
-value outside the range counts as its nearer end, a missing one as its middle (0). A categorical column
-becomes one feature of 0 or 1 for each category and one for "other", where unknown and missing values go. A
-label must be one of the classes.
+value outside the range counts as its nearer end, a missing one as its middle (0). So does a date, by its day. A
+categorical column becomes one feature of 0 or 1 for each category and one for "other", where unknown and missing values
+go. A label must be one of the classes, or a number, which its range maps to [-1, 1] as well.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.budgets.readers import Frame, Source, column_names, open_table
+from pdpsgd.data.cells import cells, days_of, numbers_of, text_of
+from pdpsgd.data.drafting import MOST_CATEGORIES, draft_schema
 from pdpsgd.data.remarks import Remarks
 from pdpsgd.data.schema import (
     NOT_PRIVATE,
     Categorical,
     Column,
+    Date,
     Ignored,
     Numeric,
     Schema,
     Text,
-    cells,
-    draft_schema,
     is_no_feature,
-    text_of,
 )
 from pdpsgd.errors import fail, shown
 from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Categorical", "Ignored", "Numeric", "Schema", "TabularData", "draft_schema", "encode"]
 
 Floats = npt.NDArray[np.float32]
-
-MISSING_WORDS = {"na", "n/a", "nan", "null", "none", "?", "-"}  # what people write into a column of numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +90,7 @@ def encode(
             )
     return TabularData(
         inputs=torch.from_numpy(encode_features(frame, schema, source)),
-        targets=torch.from_numpy(_encode_label(frame, schema, source)),
+        targets=torch.from_numpy(encode_label(frame, schema, source)),
         ids=_ids(frame, schema, source, people, repeated_ids=repeated_ids),
         classes=schema.classes,
         feature_names=tuple(
@@ -121,11 +119,12 @@ def encode_features(frame: Frame, schema: Schema, source: Source, remarks: Remar
 def _encode_column(
     frame: Frame, name: str, column: Column, source: Source, remarks: Remarks | None
 ) -> Floats:
-    if isinstance(column, Numeric):
-        numbers = _numbers(frame, name, source)
+    if isinstance(column, (Numeric, Date)):
+        read, limits = (days_of, column.in_days) if isinstance(column, Date) else (numbers_of, column)
+        numbers = read(frame[name], source)
         if remarks is not None:
-            remarks.see_numbers(name, numbers, column)
-        return _encode_numbers(numbers, column)
+            remarks.see_numbers(name, numbers, limits)
+        return encode_numbers(numbers, limits)
     if isinstance(column, Text):  # the numbers of texts, until an encoder has read them
         return np.arange(len(frame), dtype=np.float32)[:, None]
     assert isinstance(column, Categorical)
@@ -135,7 +134,8 @@ def _encode_column(
     return _encode_categories(values, column)
 
 
-def _encode_numbers(values: npt.NDArray[np.float64], column: Numeric) -> Floats:
+def encode_numbers(values: FloatArray, column: Numeric) -> Floats:
+    """Map the range of a column to [-1, 1], missing values to its middle; one feature."""
     low, high = float(column.low), float(column.high)
     scaled = (np.clip(values, low, high) - low) * (2 / (high - low)) - 1
     return np.where(np.isnan(scaled), 0, np.clip(scaled, -1, 1)).astype(np.float32)[:, None]
@@ -150,33 +150,20 @@ def _encode_categories(values: list[Any], column: Categorical) -> Floats:
     return encoded
 
 
-def _numbers(frame: Frame, name: str, source: Source) -> npt.NDArray[np.float64]:
-    """Return the column as floats, NaN where a value is missing."""
-    series = frame[name]
-    if series.dtype.is_numeric():
-        return np.array([np.nan if v is None else v for v in cells(series)], dtype=np.float64)
-    values = [_number(value) for value in cells(series)]
-    for index, value in enumerate(values):
-        if value is None:
-            fail(
-                f"Expected a number in column {name!r} of {source.row(index)}. Got {series[index]!r}. "
-                f"Correct it, leave it empty, or declare the column categorical or ignored in the schema."
-            )
-    return np.array(values, dtype=np.float64)
-
-
-def _number(value: Any) -> float | None:
-    """Return the number in a cell, NaN if it is missing, None if it is something else."""
-    if value is None or (isinstance(value, str) and value.strip().lower() in MISSING_WORDS):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _encode_label(frame: Frame, schema: Schema, source: Source) -> npt.NDArray[np.int64]:
+def encode_label(
+    frame: Frame, schema: Schema, source: Source
+) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
+    """Encode the label: the number of its class, or a number from -1 to 1 where it has a range."""
     _require(frame, schema.label, source)
+    if schema.label_range is not None:
+        numbers = numbers_of(frame[schema.label], source)
+        missing = np.flatnonzero(np.isnan(numbers))
+        if missing.size:
+            fail(
+                f"Expected a number in column {schema.label!r} of {source.row(int(missing[0]))}, to learn from. It is "
+                "missing. A person whose record is left out may stay on the list."
+            )
+        return encode_numbers(numbers, Numeric(*schema.label_range))[:, 0]
     place = {name: index for index, name in enumerate(schema.classes)}
     targets = np.empty(len(frame), dtype=np.int64)
     for index, value in enumerate(cells(frame[schema.label])):
@@ -244,6 +231,16 @@ def _notes(frame: Frame, schema: Schema, leave_out: Collection[str]) -> tuple[st
         names = ", ".join(map(repr, guessed))
         notes.append(
             f"Columns named like budgets or ids are left out, unless a schema says otherwise: {names}."
+        )
+    others = [name for name in ignored if name not in leave_out and name not in guessed]
+    if (
+        others
+        and not schema.confirmed
+        and not any(isinstance(each, Text) for each in schema.columns.values())
+    ):
+        notes.append(
+            f"Columns of free text, of more than {MOST_CATEGORIES} categories or without values are left out, unless a "
+            f"schema says otherwise: {', '.join(map(repr, others))}."
         )
     if unknown:
         notes.append(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pdpsgd.budgets.readers import column_names, open_table
-from pdpsgd.data.schema import Schema, Text, cells
+from pdpsgd.data.cells import cells
+from pdpsgd.data.schema import Schema, Text
 from pdpsgd.errors import fail
 
 

@@ -17,7 +17,9 @@ def comparison_page(made: Comparison, *others: Comparison) -> str:
     sections = [
         parts.Section("Overview", "At a glance", *_overview(made)),
         parts.Section("Promise", "What is promised, proven and used", *_promise(made)),
-        parts.Section("Accuracy", "How good the models are", *_accuracy(made)),
+        parts.Section(
+            "Accuracy" if made.measure.is_share else "Errors", "How good the models are", *_accuracy(made)
+        ),
         parts.Section("Gains and losses", "Who gains and who loses", *_gains(made)),
         *(parts.Section(other.data, other.data, *_overview(other), *_remarks(other)) for other in others),
         parts.Section("Settings", "Settings", *_settings(made)),
@@ -36,7 +38,7 @@ def _verdict(made: Comparison) -> str:
         for tier in outcome.tiers
         if math.isfinite(tier.promised)
     )
-    best = max(made.outcomes, key=lambda outcome: outcome.accuracy)
+    best = made.best
     if not proven:
         headline = "Not every mechanism here keeps its promise by proof."
     elif made.runs == 1:
@@ -56,7 +58,8 @@ def _verdict(made: Comparison) -> str:
     return parts.verdict(
         proven and made.within_budgets,
         headline,
-        f"{best.mechanism} has the highest accuracy on test people: {_accuracy_of(best)}, mean of "
+        f"{best.mechanism} has the {'highest' if made.measure.more_is_better else 'lowest'} {made.measure.title} on "
+        f"test people: {best.text}, mean of "
         f"{len(best.seeds)} {'seed' if len(best.seeds) == 1 else 'seeds'}.{cost} "
         "Seeds are known, so this is for study, and no model of it is for release.",
     )
@@ -67,7 +70,7 @@ def _overview(made: Comparison) -> list[str]:
     rows = [
         (
             outcome.mechanism,
-            _accuracy_of(outcome),
+            outcome.text,
             *("not proven" if tier.proven is None else f"{tier.proven:.4g}" for tier in outcome.tiers),
             "" if outcome.used is None else f"{outcome.used:.1%}",
             _noise_of(outcome),
@@ -77,7 +80,7 @@ def _overview(made: Comparison) -> list[str]:
     ]
     head = (
         "mechanism",
-        "accuracy",
+        made.measure.title,
         *(f"proven at ε {name}" for name in tiers),
         "used",
         "noise multiplier",
@@ -86,7 +89,7 @@ def _overview(made: Comparison) -> list[str]:
     return [
         parts.paragraph(
             f"The same {made.people:,} people, the same network ({made.model}) and the same seeds; "
-            "accuracy on "
+            f"{made.measure.title} on "
             f"{made.test_people:,} test people who are not on the list (± is the standard error over "
             "seeds). Each tier's "
             "people allow the epsilon in the heading."
@@ -130,29 +133,33 @@ def _promise(made: Comparison) -> list[str]:
 
 def _accuracy(made: Comparison) -> list[str]:
     seeds = charts.seed_rows(made)
+    measure = made.measure
+    title, form = measure.title.capitalize(), ".1%" if measure.is_share else ".4g"
     data = parts.table(
-        ("mechanism", "seed", "accuracy"),
-        [(r["mechanism"], r["seed"], f"{r['value']:.1%}") for r in seeds],
-        caption="Accuracy on test people, run by run",
+        ("mechanism", "seed", measure.title),
+        [(r["mechanism"], r["seed"], measure.text(r["value"])) for r in seeds],
+        caption=f"{title} on test people, run by run",
     )
     steps = [
-        {"step": record["step"], "series": o.mechanism, "value": record["test_accuracy"]}
+        {"step": record["step"], "series": o.mechanism, "value": measure.in_history(record)}
         for o in made.outcomes
         for record in o.history
     ]
-    caption = "Accuracy on test people over the steps, mean over seeds"
-    over_steps = parts.series_table(steps, series="series", value="value", form=".1%", caption=caption)
+    caption = f"{title} on test people over the steps, mean over seeds"
+    over_steps = parts.series_table(steps, series="series", value="value", form=form, caption=caption)
     return [
         parts.chart(
-            charts.seeds_chart(seeds, PAGE),
-            title="Accuracy on test people",
-            describe="Accuracy of each mechanism for each seed, and the mean.",
+            charts.seeds_chart(seeds, PAGE, measure),
+            title=f"{title} on test people",
+            describe=f"{title} of each mechanism for each seed, and the mean.",
             data=data,
         ),
         parts.chart(
-            charts.lines_chart(steps, PAGE, y_title="accuracy").properties(height=240),
-            title="Accuracy over the steps, mean over seeds",
-            describe="Accuracy on test people over the steps for each mechanism.",
+            charts.lines_chart(steps, PAGE, y_title=measure.title, form=measure.chart_format).properties(
+                height=240
+            ),
+            title=f"{title} over the steps, mean over seeds",
+            describe=f"{title} on test people over the steps for each mechanism.",
             data=over_steps,
         ),
     ]
@@ -160,8 +167,8 @@ def _accuracy(made: Comparison) -> list[str]:
 
 def _gains(made: Comparison) -> list[str]:
     text = (
-        "A better average can hide that some lose. Accuracy on test people by class and by tier, mean "
-        "over seeds; nothing here "
+        f"A better average can hide that some lose. {made.measure.title.capitalize()} on test people by "
+        f"{'class and by ' if made.outcomes[0].by_class else ''}tier, mean over seeds; nothing here "
         "is computed from the data that was trained on."
     )
     sections = [parts.paragraph(text)]
@@ -170,6 +177,9 @@ def _gains(made: Comparison) -> list[str]:
         if not groups:
             continue
         names = {group: _group_name(key, group, made) for group in groups}
+        if not made.measure.is_share:
+            sections.append(_difference_table(made, key, what, names))
+            continue
         rows = [
             _share_row(outcome, key, group, names[group]) for group in groups for outcome in made.outcomes
         ]
@@ -203,12 +213,11 @@ def _difference_table(made: Comparison, key: str, what: str, names: dict[str, st
     rows = []
     for group, name in names.items():
         base, people = getattr(first, key)[group]
-        changes = [
-            f"{getattr(o, key)[group][0]:.1%} ({100 * (getattr(o, key)[group][0] - base):+.1f})"
-            for o in others
-        ]
-        rows.append((name, f"{people:,}", f"{base:.1%}", *changes))
-    return parts.table(head, rows, caption=f"Accuracy by {what}, and the change from {first.mechanism}")
+        values = [getattr(o, key)[group][0] for o in others]
+        changes = [f"{made.measure.text(value)} ({made.measure.change(value, base)})" for value in values]
+        rows.append((name, f"{people:,}", made.measure.text(base), *changes))
+    title = made.measure.title.capitalize()
+    return parts.table(head, rows, caption=f"{title} by {what}, and the change from {first.mechanism}")
 
 
 def _group_name(key: str, group: str, made: Comparison) -> str:
@@ -222,13 +231,6 @@ def _settings(made: Comparison) -> list[str]:
         parts.settings_table({"data": made.data, "model": made.model, **made.settings}, caption="The runs"),
         parts.settings_table(made.versions, caption="Versions"),
     ]
-
-
-def _accuracy_of(outcome: Outcome) -> str:
-    error = outcome.standard_error
-    return (
-        f"{outcome.accuracy:.1%}" if error is None else f"{100 * outcome.accuracy:.1f} ± {100 * error:.1f} %"
-    )
 
 
 def _noise_of(outcome: Outcome) -> str:

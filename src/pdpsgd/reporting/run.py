@@ -16,6 +16,7 @@ from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE, verdict
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.audit import audit_parts
 from pdpsgd.reporting.charts import PAGE
+from pdpsgd.reporting.numbers import headline, number_parts, tier_parts
 from pdpsgd.reporting.over_time import over_time_parts
 from pdpsgd.reporting.plan import (
     Check,
@@ -61,7 +62,7 @@ def run_page(run: Run) -> str:
             "How often people were sampled, and with how much noise",
             *schedule_parts(run.plan),
         ),
-        parts.Section("Accuracy", "How good the model is", *_accuracy(run)),
+        parts.Section("Errors" if _is_number(run) else "Accuracy", "How good the model is", *_accuracy(run)),
         parts.Section("Gains and losses", "Who gains and who loses", *_gains(run)),
         parts.Section("Meaning", "What the promise means, and what it does not", _meaning(run)),
         parts.Section("Settings", "Settings", *_settings(run)),
@@ -111,6 +112,11 @@ def _verdict(run: Run, check: Check) -> str:
     )
 
 
+def _is_number(run: Run) -> bool:
+    """Tell whether what is predicted is a number."""
+    return run.evaluation.get("errors") is not None
+
+
 def _many(run: Run) -> bool:
     """Tell whether people have many records."""
     return run.settings.get("records_per_person") is not None
@@ -132,6 +138,8 @@ def _overview(run: Run) -> str:
     accuracy = run.evaluation.get("accuracy")
     if accuracy is not None:
         pairs.append((f"accuracy on {run.evaluation['people']:,} test people", f"{accuracy:.1%}"))
+    if _is_number(run):
+        pairs.append(headline(run.evaluation))
     pairs += [
         ("mechanism", plan.mechanism),
         ("steps", f"{plan.steps:,}"),
@@ -141,6 +149,8 @@ def _overview(run: Run) -> str:
 
 def _accuracy(run: Run) -> list[str]:
     evaluation = run.evaluation
+    if _is_number(run):
+        return number_parts(run)
     if evaluation.get("accuracy") is None:
         return [parts.paragraph("There were no test people, so nothing is said about accuracy.")]
     low, high = charts.interval(evaluation["accuracy"], evaluation["people"])
@@ -197,6 +207,8 @@ def _gains(run: Run) -> list[str]:
             "nothing here is computed from the data that was trained on."
         )
     ]
+    if _is_number(run):
+        return [*made, *tier_parts(run)]
     groups = (
         ("by_tier", "tier", "By tier: epsilon that test people allow"),
         ("by_class", "class", "By class"),

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.errors import fail
+from pdpsgd.training.measures import ACCURACY, RMSE, Measure
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,38 +45,50 @@ class Outcome:
     tiers: tuple[Tier, ...]
     used: float | None
     seeds: tuple[int, ...]
-    accuracies: tuple[float, ...]
+    values: tuple[float, ...]
     by_tier: Mapping[str, tuple[float, int]]
     by_class: Mapping[str, tuple[float, int]]
     history: tuple[Mapping[str, Any], ...]
     planning_seconds: float
     training_seconds: float
+    measure: Measure = ACCURACY
 
     @property
-    def accuracy(self) -> float:
-        """Mean over the seeds."""
-        return statistics.fmean(self.accuracies)
+    def value(self) -> float:
+        """The figure that models are compared by, mean over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean accuracy over the seeds; None where numbers are predicted."""
+        return self.value if self.measure is ACCURACY else None
+
+    @property
+    def text(self) -> str:
+        """The figure that models are compared by, with its standard error."""
+        return self.measure.text(self.value, self.standard_error)
 
     @property
     def standard_error(self) -> float | None:
         """Of the mean over the seeds; None with one seed."""
-        count = len(self.accuracies)
-        return statistics.stdev(self.accuracies) / math.sqrt(count) if count > 1 else None
+        count = len(self.values)
+        return statistics.stdev(self.values) / math.sqrt(count) if count > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
+        name = self.measure.name
         return {
             "mechanism": self.mechanism,
-            "accuracy": self.accuracy,
+            name: self.value,
             "standard_error": self.standard_error,
             "seeds": list(self.seeds),
-            "accuracies": list(self.accuracies),
+            self.measure.plural: list(self.values),
             "used": self.used,
             "tiers": [asdict(tier) for tier in self.tiers],
             "noise_multipliers": [r.noise_multiplier for r in self.plan.rounds],
             "steps": self.plan.steps,
-            "by_tier": {name: {"accuracy": a, "people": n} for name, (a, n) in self.by_tier.items()},
-            "by_class": {name: {"accuracy": a, "people": n} for name, (a, n) in self.by_class.items()},
+            "by_tier": {group: {name: a, "people": n} for group, (a, n) in self.by_tier.items()},
+            "by_class": {group: {name: a, "people": n} for group, (a, n) in self.by_class.items()},
             "history": [dict(record) for record in self.history],
             "planning_seconds": round(self.planning_seconds, 2),
             "training_seconds": round(self.training_seconds, 2),
@@ -106,6 +119,17 @@ class Comparison:
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
     together: tuple[Together, ...] = ()
+
+    @property
+    def measure(self) -> Measure:
+        """The figure that models are compared by."""
+        return self.outcomes[0].measure
+
+    @property
+    def best(self) -> Outcome:
+        """The mechanism that is best by it."""
+        choose = max if self.measure.more_is_better else min
+        return choose(self.outcomes, key=lambda outcome: outcome.value)
 
     @property
     def runs(self) -> int:
@@ -141,7 +165,7 @@ class Comparison:
         title = f"{self.data}, {self.people:,} people, {self.test_people:,} to test"
         made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         made.add_column("mechanism", no_wrap=True)
-        made.add_column("accuracy, %", justify="right", no_wrap=True)
+        made.add_column("accuracy, %" if self.measure.is_share else "RMSE", justify="right", no_wrap=True)
         promised = " / ".join(tier.name for tier in self.outcomes[0].tiers)
         made.add_column(
             f"epsilon proven, of\n{promised} promised", justify="right", no_wrap=len(promised) < 24
@@ -152,7 +176,7 @@ class Comparison:
             noise = [r.noise_multiplier for r in outcome.plan.rounds]
             made.add_row(
                 outcome.mechanism,
-                _with_error(outcome),
+                outcome.text.removesuffix(" %").removesuffix("%"),
                 " / ".join("?" if tier.proven is None else _bound(tier.proven) for tier in outcome.tiers),
                 "" if outcome.used is None else f"{outcome.used:.1%}",
                 f"{min(noise):.2f}" if min(noise) == max(noise) else f"{min(noise):.2f} to {max(noise):.2f}",
@@ -368,46 +392,48 @@ def _outcome(
     if progress is not None:
         progress(mechanism, len(seeds), len(seeds))
     allowed, used = allowed_and_used(made.levels)
+    found = [result.evaluation for result in results if result.evaluation is not None]
+    measure = RMSE if found and found[0].errors is not None else ACCURACY
     return Outcome(
         mechanism=mechanism,
         plan=made,
         tiers=tiers_of(made),
         used=None if used is None or not allowed else used / allowed,
         seeds=tuple(seeds),
-        accuracies=tuple(_accuracy(result) for result in results),
-        by_tier=_mean_shares([result.evaluation.by_tier for result in results if result.evaluation]),
-        by_class=_mean_shares([result.evaluation.by_class for result in results if result.evaluation]),
-        history=tuple(_mean_history([result.history for result in results])),
+        measure=measure,
+        values=tuple(_value(result, measure) for result in results),
+        by_tier=_means([measure.by_tier(each) for each in found]),
+        by_class=_means(
+            [{name: (s.accuracy, s.people) for name, s in each.by_class.items()} for each in found]
+        ),
+        history=tuple(_mean_history([result.history for result in results], measure)),
         planning_seconds=planned,
         training_seconds=statistics.fmean(seconds),
     )
 
 
-def _accuracy(result: Any) -> float:
-    if result.accuracy is None:
-        fail("Expected a model whose outputs are classes, to compare accuracies. Got one that gives none.")
-    return float(result.accuracy)
+def _value(result: Any, measure: Measure) -> float:
+    value = measure.of(result.evaluation)
+    if value is None:
+        fail(
+            "Expected a model whose outputs are classes, or numbers (task='regression'), to compare by. Got another."
+        )
+    return float(value)
 
 
-def _mean_shares(parts: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Accuracy of each group, averaged over the seeds, with the number of test people in it."""
-    return {
-        name: (statistics.fmean(part[name].accuracy for part in parts), parts[0][name].people)
-        for name in parts[0]
-    }
+def _means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
+    """Average each group's figure over the seeds; with the number of test people in it."""
+    return {name: (statistics.fmean(part[name][0] for part in parts), parts[0][name][1]) for name in parts[0]}
 
 
-def _mean_history(histories: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+def _mean_history(
+    histories: Sequence[Sequence[Mapping[str, Any]]], measure: Measure
+) -> Iterator[dict[str, Any]]:
     for records in zip(*histories, strict=True):
         yield {
             "step": records[0]["step"],
-            "test_accuracy": statistics.fmean(record["test_accuracy"] for record in records),
+            f"test_{measure.name}": statistics.fmean(measure.in_history(record) for record in records),
         }
-
-
-def _with_error(outcome: Outcome) -> str:
-    mean, error = f"{100 * outcome.accuracy:.1f}", outcome.standard_error
-    return mean if error is None else f"{mean} ± {100 * error:.1f}"
 
 
 def _bound(epsilon: float) -> str:

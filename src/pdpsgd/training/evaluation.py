@@ -6,6 +6,7 @@ plan protects; what is computed from training people would be sensitive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pdpsgd._typing import FloatArray
 from pdpsgd.engine.batches import PhysicalBatch, call, to_device
 from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
 from pdpsgd.training.class_figures import area_under_curve, balanced_accuracy, majority_share
 from pdpsgd.training.components import Loss, loss_of
+from pdpsgd.training.regression import Errors, errors_of, in_range
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -53,6 +56,16 @@ class Evaluation:
     auc: float | None = None
     majority: float | None = None
     """The accuracy of always answering the largest class of the test records."""
+    errors: Errors | None = None
+    """How far predictions of numbers are off, in the label's unit; None where outputs are classes."""
+    errors_by_tier: dict[str, Errors] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """The first figure in a few words; empty where there is none."""
+        if self.errors is not None:
+            return f"RMSE {self.errors.rmse:.4g}"
+        return "" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -67,6 +80,8 @@ def evaluate(
     tiers: ArrayLike | None = None,
     ids: ArrayLike | None = None,
     batch_size: int = BATCH_SIZE,
+    task: str = "classification",
+    label_range: tuple[float, float] | None = None,
 ) -> Evaluation:
     """Run the model over test data, without gradients, and count what it gets right.
 
@@ -80,9 +95,12 @@ def evaluate(
         tiers: The tier of each test record, to report accuracy by tier.
         ids: The person of each test record, where people have many.
         batch_size: Records that go through the model together.
+        task: "regression" where outputs are numbers.
+        label_range: The public range of the label, where targets were mapped from it to [-1, 1].
 
     Returns:
-        Number of test people, mean loss, accuracy overall, by tier and by class, balanced accuracy and AUC.
+        Number of test people, mean loss, accuracy overall, by tier and by class, balanced accuracy and AUC; for numbers
+        their errors, overall and by tier.
 
     Raises:
         PdpsgdError: If there is no test record, or not one tier for each.
@@ -99,13 +117,26 @@ def evaluate(
         fail(f"Expected the person of each of the {len(records)} test records. Got shape {persons.shape}.")
     people = len(records) if persons is None else int(persons.max()) + 1
     total, right, classes, scores = 0.0, [], [], []
+    numbers: list[Any] = []
     for size, outputs, targets in _predictions(model, records, batch_size):
         total += float(loss(outputs, targets)) * size
+        if task == "regression":
+            numbers.append([in_range(each.reshape(size), label_range).cpu() for each in (outputs, targets)])
+            continue
         correct = _correct(outputs, targets)
         if correct is not None:
             right.append(correct.cpu().numpy())
             scores.append(outputs.float().cpu().numpy())
             classes.append(targets.reshape(size).cpu().numpy())
+    if numbers:
+        answers, truth = (torch.cat(each).double().numpy() for each in zip(*numbers, strict=True))
+        return Evaluation(
+            people=people,
+            loss=total / len(records),
+            accuracy=None,
+            errors=errors_of(answers, truth, people),
+            errors_by_tier={} if names is None else _errors_by_tier(answers, truth, names, persons),
+        )
     if not right:
         return Evaluation(people, total / len(records), None)
     correct_all, class_all = np.concatenate(right), np.concatenate(classes).astype(np.int64)
@@ -120,6 +151,17 @@ def evaluate(
         auc=area_under_curve(np.concatenate(scores), class_all),
         majority=majority_share(class_all),
     )
+
+
+def _errors_by_tier(
+    answers: FloatArray, truth: FloatArray, names: np.ndarray[Any, Any], persons: np.ndarray[Any, Any] | None
+) -> dict[str, Errors]:
+    made = {}
+    for value in sorted(np.unique(names), key=_by_number):
+        here = names == value
+        people = None if persons is None else np.unique(persons[here]).size
+        made[_label(value)] = errors_of(answers[here], truth[here], people)
+    return made
 
 
 def _per_person(correct: np.ndarray[Any, Any], persons: np.ndarray[Any, Any]) -> float:
@@ -168,10 +210,19 @@ def _shares(
     people = records
     if persons is not None:
         people = np.bincount(np.unique(np.stack([places, persons]), axis=1)[0])
-    return {
+    found = {
         _label(value): Share(float(share), int(n))
         for value, share, n in zip(values, shares, people, strict=True)
     }
+    return {name: found[name] for name in sorted(found, key=_by_number)}
+
+
+def _by_number(name: Any) -> tuple[float, str]:
+    """Sort tiers as numbers, also those that are named as ranges ("0.5 to 1")."""
+    try:
+        return float(str(name).partition(" ")[0]), ""
+    except ValueError:
+        return math.inf, str(name)
 
 
 def _label(value: Any) -> str:

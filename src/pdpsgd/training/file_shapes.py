@@ -11,12 +11,16 @@ from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE
 _SHARE = Range(0, 1)
 _EPSILON = Range(0, infinite=True)
 _COUNTED = {"accuracy": _SHARE, "people": int}
+_ERRORS = {"rmse": _EPSILON, "mae": _EPSILON, "r_squared": Nullable(Range(most=1)), "people": int}
 
 SETTINGS = {
     "version": Optional(str),
     "data": Optional(str),
     "classes": Optional([str]),
     "notes": Optional([str]),
+    "task": Optional(str),
+    "label": Optional(str),
+    "label_range": Optional([Range()]),
     "encoder": Optional({"name": str, "max_tokens": Range(1, whole=True), "pooling": str, "digest": str}),
     "started_from": Optional({"name": str, "sha256": str}),
     "model": Optional(str),
@@ -45,6 +49,8 @@ RESULT = {
             "people": int,
             "by_tier": Optional(Each(_COUNTED)),
             "by_class": Optional(Each(_COUNTED)),
+            "errors": Optional(_ERRORS),
+            "errors_by_tier": Optional(Each(_ERRORS)),
         }
     ),
     "parameters": Optional(int),
@@ -75,6 +81,8 @@ HISTORY = {
     "test_accuracy": Optional(_SHARE),
     "by_tier": Optional(Each(Optional(_SHARE))),
     "test_loss": Optional(ANY),
+    "test_rmse": Optional(_EPSILON),
+    "rmse_by_tier": Optional(Each(_EPSILON)),
 }
 AUDIT = {
     "passed": bool,

@@ -41,6 +41,7 @@ from pdpsgd.training.model_description import ModelDescription, NetworkDescripti
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.start import Start, find_start
+from pdpsgd.training.tasks import with_task
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
 
 if TYPE_CHECKING:
@@ -96,6 +97,12 @@ class TrainingResult:
         """The same by the tier of the test people, where it is known."""
         return {} if self.evaluation is None else {k: v.accuracy for k, v in self.evaluation.by_tier.items()}
 
+    @property
+    def rmse(self) -> float | None:
+        """Root of the mean squared error on test people, in the unit of a label that is a number."""
+        errors = None if self.evaluation is None else self.evaluation.errors
+        return None if errors is None else errors.rmse
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result without the models, as plain data."""
         levels = [
@@ -147,6 +154,8 @@ def fit(
     start: str | os.PathLike[str] | None = None,
     weight_average: float | None = None,
     loss: str | Loss | None = None,
+    task: str | None = None,
+    label_range: tuple[float, float] | None = None,
     augment: str | Augment | None = None,
     views: int | None = None,
     records_per_person: int | None = None,
@@ -201,7 +210,11 @@ def fit(
         start: An earlier run, or a safetensors file, whose weights the model begins with. The settings say which; a
             model that is not for release makes this one so.
         weight_average: The decay of a moving average of the weights, which then are the model's.
-        loss: A name ("cross-entropy" by default), or a function of outputs and targets: the mean over examples.
+        loss: A name ("cross-entropy" by default, "squared-error" for a regression), or a function of outputs and
+            targets: the mean over examples.
+        task: "regression" where targets are numbers; by default they are classes, or what a schema says.
+        label_range: The public range of targets that are numbers: it is mapped to [-1, 1] for training, what lies
+            outside counts as its nearer end, and figures and predictions are in the targets' own unit.
         augment: "shifts" (images, by up to two pixels), "none" (for a preset that has one), or a function that changes
             a batch of inputs example by example.
         views: Augmented views of each record, whose gradients are averaged before clipping (augmentation multiplicity).
@@ -246,6 +259,7 @@ def fit(
         test_tiers=test_tiers,
         test_ids=test_ids,
     )
+    inputs, chosen = with_task(inputs, chosen)
     chosen.check_choices()
     origin = _start(model, inputs, chosen)
     move(model, chosen.device)
@@ -380,7 +394,7 @@ def _held_out(inputs: TrainingInputs, options: TrainingOptions) -> HeldOutPeople
     if inputs.test_data is None:
         return None
     ids = None if options.records_per_person is None else inputs.test_ids
-    return HeldOutPeople(inputs.test_data, inputs.test_tiers, ids)
+    return HeldOutPeople(inputs.test_data, inputs.test_tiers, ids, inputs.task, inputs.label_range)
 
 
 def _settings(options: TrainingOptions, *, max_physical_batch_size: int | None) -> dict[str, Any]:
@@ -458,7 +472,7 @@ def _describe_model(
     network = NetworkDescription.of(
         models[0][1],
         input_shape=shape,
-        outputs=len(inputs.classes) or None,
+        outputs=inputs.outputs,
         name=known.get("model"),
         activation=known.get("activation"),
         models=len(models),
@@ -468,6 +482,8 @@ def _describe_model(
         preprocessing=inputs.preprocessing,
         shape=inputs.shape,
         features=inputs.features,
+        task=inputs.task,
+        label_range=inputs.label_range,
         classes=inputs.classes,
         confirmed=not inputs.learned_from_data,
     )

@@ -49,6 +49,9 @@ class TrainingInputs:
     features: str | None = None
     shape: tuple[int, ...] | None = None
     """The shape of one record before features were made of it."""
+    task: str = "classification"
+    label_range: tuple[float, float] | None = None
+    """The public range of a label that is a number; targets are then from -1 to 1."""
 
     @classmethod
     def from_people(
@@ -70,7 +73,19 @@ class TrainingInputs:
             texts=data.texts,
             preprocessing=data.preprocessing,
             shape=data.input_shape,
+            task="classification" if data.label_range is None else "regression",
+            label_range=data.label_range,
         )
+
+    @property
+    def known_task(self) -> str | None:
+        """What is predicted, where the data tells: by a schema, or by names of classes."""
+        return self.task if self.classes or self.label_range is not None else None
+
+    @property
+    def outputs(self) -> int | None:
+        """The number of outputs that a network for these records has, where it is known."""
+        return 1 if self.task == "regression" else len(self.classes) or None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -98,7 +113,17 @@ class TrainingInputs:
         if self.name is None:
             return {}
         read_by = {} if self.encoder is None else {"encoder": dict(self.encoder)}
-        return {"data": self.name, "classes": list(self.classes), "notes": list(self.notes), **read_by}
+        known: dict[str, Any] = {
+            "data": self.name,
+            "classes": list(self.classes),
+            "notes": list(self.notes),
+            **read_by,
+        }
+        if self.task == "regression":
+            known |= {"task": self.task, "label": None if self.schema is None else self.schema.label}
+            if self.label_range is not None and not self.learned_from_data:
+                known["label_range"] = list(self.label_range)
+        return known
 
 
 def inputs_of(

@@ -11,13 +11,13 @@ from pdpsgd.budgets.files import ANY, Nullable, OneOf, Optional, Range, check_sh
 from pdpsgd.data.preprocessing import Preprocessing
 from pdpsgd.data.schema import NOT_PRIVATE
 from pdpsgd.errors import fail
+from pdpsgd.training.regression import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
 
 FORMAT = "pdpsgd-model"
 FORMAT_VERSION = 1
-TASKS = ("classification", "regression")
 WITHHELD = (
     "How records become inputs, and the names of the classes, were read from the data, and nobody has confirmed them "
     "as public knowledge: they are in private/model.json of the run folder alone."

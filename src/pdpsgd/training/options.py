@@ -237,7 +237,14 @@ class TrainingOptions(PlanOptions):
         None, "decay of a moving average of the weights, as in 0.99", panel=TRAINING, kind=float
     )
     loss: str | Loss = option(
-        "cross-entropy", "cross-entropy, binary-cross-entropy or squared-error", panel=TRAINING
+        "cross-entropy",
+        "cross-entropy, binary-cross-entropy or squared-error",
+        panel=TRAINING,
+        shown="by the task",
+    )
+    task: str | None = option(None, "classification or regression", panel=TRAINING, kind=None)
+    label_range: tuple[float, float] | None = option(
+        None, "public range of a label that is a number", panel=TRAINING, kind=None
     )
     augment: str | Augment | None = option(
         None, "augmentation: shifts (two pixels), none, or module:function", panel=TRAINING

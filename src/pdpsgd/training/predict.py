@@ -19,6 +19,7 @@ from pdpsgd.engine.batches import call
 from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.training.model_description import WITHHELD, ModelDescription
 from pdpsgd.training.presets import features_of
+from pdpsgd.training.regression import in_range
 from pdpsgd.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -126,14 +127,6 @@ class TrainedModel:
                 f"Expected one output of the network for each of {len(names)} classes. Got {probabilities.shape[1]}."
             )
         return Predictions(rows, chosen if names is None else names[chosen], probabilities.numpy())
-
-
-def in_range(outputs: Tensor, limits: tuple[float, float] | None) -> Tensor:
-    """Turn outputs of a regression, from -1 to 1, into numbers in the public range of the label."""
-    if limits is None:
-        return outputs
-    low, high = limits
-    return ((outputs.double().clamp(-1, 1) + 1) * ((high - low) / 2) + low).clamp(low, high)
 
 
 def load_run(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> TrainedModel:

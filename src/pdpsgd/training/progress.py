@@ -26,7 +26,7 @@ class ProgressBar:
     def __init__(self, plan: Plan, *, show: bool, begin: int = 0) -> None:
         self._show = show
         self._next_update = 0.0
-        self._accuracy = ""
+        self._figure = ""
         if not show:
             return
         self._share = spending_curve(plan)
@@ -34,12 +34,12 @@ class ProgressBar:
             BarColumn(bar_width=None),  # takes what the words leave of the line
             TextColumn("step {task.completed:,} of {task.total:,},", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(),
-            TextColumn("left, {task.fields[spent]:.0%} spent{task.fields[accuracy]}"),
+            TextColumn("left, {task.fields[spent]:.0%} spent{task.fields[figure]}"),
             console=Console(stderr=True),
             expand=True,
         )
         self._task = self._bar.add_task(
-            "", total=plan.steps, completed=begin, spent=self._share(begin), accuracy=""
+            "", total=plan.steps, completed=begin, spent=self._share(begin), figure=""
         )
 
     def __enter__(self) -> ProgressBar:
@@ -59,12 +59,12 @@ class ProgressBar:
         if self._show and (last or now >= self._next_update):
             self._next_update = now + SECONDS_BETWEEN_UPDATES
             self._bar.update(
-                self._task, completed=steps_done, spent=self._share(steps_done), accuracy=self._accuracy
+                self._task, completed=steps_done, spent=self._share(steps_done), figure=self._figure
             )
 
-    def accuracy(self, value: float | None) -> None:
+    def figure(self, text: str) -> None:
         """Say how good the model is on test people."""
-        self._accuracy = "" if value is None else f", accuracy {value:.1%}"
+        self._figure = f", {text}" if text else ""
 
 
 def spending_curve(plan: Plan, points: int = 5) -> Callable[[int], float]:

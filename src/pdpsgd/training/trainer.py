@@ -54,10 +54,20 @@ class HeldOutPeople:
     data: Any
     tiers: Sequence[Any] | np.ndarray[Any, Any] | None
     ids: Any = None  # of each record, where people have many
+    task: str = "classification"
+    label_range: tuple[float, float] | None = None
 
     def evaluate(self, model: nn.Module, loss: Loss) -> Evaluation:
         """Evaluate the model on them."""
-        return evaluate(model, self.data, loss, tiers=self.tiers, ids=self.ids)
+        return evaluate(
+            model,
+            self.data,
+            loss,
+            tiers=self.tiers,
+            ids=self.ids,
+            task=self.task,
+            label_range=self.label_range,
+        )
 
 
 class Trainer:
@@ -213,7 +223,7 @@ class Trainer:
                     continue
                 done = engine.steps_taken
                 if evaluate_every and done % evaluate_every == 0:
-                    bar.accuracy(self._note(done))
+                    bar.figure(self._note(done))
                 bar.step(done)
                 if interrupted.is_set():
                     self._save()
@@ -221,7 +231,7 @@ class Trainer:
                 if self._checkpoint_is_due(done, checkpoint_every):
                     self._save()
             if evaluate_every:
-                bar.accuracy(self._note(self.plan.steps))
+                bar.figure(self._note(self.plan.steps))
             bar.step(self.plan.steps, last=True)
         self._write_sensitive()
 
@@ -277,18 +287,21 @@ class Trainer:
         self.average.write_to(self.bare)
         return self.bare.state_dict()
 
-    def _note(self, done: int) -> float | None:
-        """Evaluate on test people and keep the figures."""
+    def _note(self, done: int) -> str:
+        """Evaluate on test people, keep the figures, and say the first of them."""
         record: dict[str, Any] = {"step": done}
-        accuracy = None
+        said = ""
         if self.test is not None:
             self.bare.load_state_dict(self._weights())
             found = self.test.evaluate(self.bare, self.loss)
-            accuracy = found.accuracy
-            record |= {"test_loss": found.loss, "test_accuracy": accuracy}
+            record |= {"test_loss": found.loss, "test_accuracy": found.accuracy}
             record |= {"by_tier": {tier: share.accuracy for tier, share in found.by_tier.items()}}
+            if found.errors is not None:
+                tiers = {tier: each.rmse for tier, each in found.errors_by_tier.items()}
+                record |= {"test_rmse": found.errors.rmse, "rmse_by_tier": tiers}
+            said = found.headline
         self.history.append(record)
-        return accuracy
+        return said
 
     def models(self) -> list[tuple[float, nn.Module]]:
         """Return the trained models with their weights: the last one, and those after which a fresh one began."""

@@ -17,6 +17,7 @@ from pdpsgd.reporting.charts.style import (
     save,
     series_color,
 )
+from pdpsgd.training.measures import ACCURACY, Measure
 
 if TYPE_CHECKING:
     from pdpsgd.training.comparison import Comparison
@@ -28,7 +29,8 @@ def save_comparison_chart(comparison: Comparison, path: Path, *, palette: Palett
     used = used_chart(used_rows(comparison), palette).properties(
         title="How much of what each tier allows is used", width=520
     )
-    seeds = seeds_chart(seed_rows(comparison), palette).properties(title="Accuracy on test people", width=520)
+    title = f"{comparison.measure.title.capitalize()} on test people"
+    seeds = seeds_chart(seed_rows(comparison), palette, comparison.measure).properties(title=title, width=520)
     both = altair.vconcat(used, seeds).resolve_scale(color="independent", x="independent")
     save(both.properties(padding={"left": 24, "right": 8, "top": 5, "bottom": 5}), path, palette)
 
@@ -50,16 +52,16 @@ def used_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the accuracy of each run, and each mechanism's mean."""
+    """Return the figure of each run, and each mechanism's mean."""
     return [
-        {"mechanism": outcome.mechanism, "seed": str(seed), "value": value, "mean": outcome.accuracy}
+        {"mechanism": outcome.mechanism, "seed": str(seed), "value": value, "mean": outcome.value}
         for outcome in comparison.outcomes
-        for seed, value in zip(outcome.seeds, outcome.accuracies, strict=True)
+        for seed, value in zip(outcome.seeds, outcome.values, strict=True)
     ]
 
 
-def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
-    """Draw accuracy over steps, a line per series; `rows` have step, series and value."""
+def lines_chart(rows: Rows, palette: Palette, *, y_title: str, form: str = ".1%") -> Chart:
+    """Draw a figure over steps, a line per series; `rows` have step, series and value."""
     alt = altair_module()
 
     names = list(dict.fromkeys(row["series"] for row in rows))
@@ -70,10 +72,13 @@ def lines_chart(rows: Rows, palette: Palette, *, y_title: str) -> Chart:
         .encode(
             x=alt.X("step:Q", title="step"),
             y=alt.Y(
-                "value:Q", title=y_title, axis=alt.Axis(format="%"), scale=alt.Scale(zero=False, nice=True)
+                "value:Q",
+                title=y_title,
+                axis=alt.Axis(format="%" if form.endswith("%") else form),
+                scale=alt.Scale(zero=False, nice=True),
             ),
             color=color,
-            tooltip=["series:N", "step:Q", alt.Tooltip("value:Q", format=".1%")],
+            tooltip=["series:N", "step:Q", alt.Tooltip("value:Q", format=form)],
         )
     )
 
@@ -103,8 +108,8 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
     return (spans + dots).properties(height=max(90, (14 + 12 * len(names)) * len(groups)))
 
 
-def seeds_chart(rows: Rows, palette: Palette) -> Chart:
-    """Draw the accuracy of each mechanism: a dot per seed, a mark at the mean.
+def seeds_chart(rows: Rows, palette: Palette, measure: Measure = ACCURACY) -> Chart:
+    """Draw the figure of each mechanism: a dot per seed, a mark at the mean.
 
     `rows` have mechanism, seed, value, mean.
     """
@@ -114,15 +119,15 @@ def seeds_chart(rows: Rows, palette: Palette) -> Chart:
     base = alt.Chart(data_of(rows)).encode(y=alt.Y("mechanism:N", sort=names, title=None))
     x = alt.X(
         "value:Q",
-        title="accuracy on test people: dot = one seed, mark = mean",
-        axis=alt.Axis(format="%"),
+        title=f"{measure.title} on test people: dot = one seed, mark = mean",
+        axis=alt.Axis(format="%" if measure.is_share else measure.chart_format),
         scale=scale,
     )
     tooltip = [
         "mechanism:N",
         "seed:N",
-        alt.Tooltip("value:Q", format=".1%"),
-        alt.Tooltip("mean:Q", format=".1%"),
+        alt.Tooltip("value:Q", format=measure.chart_format),
+        alt.Tooltip("mean:Q", format=measure.chart_format),
     ]
     means = base.mark_tick(thickness=3, size=26, color=palette.promised, opacity=1).encode(
         x="mean:Q", tooltip=tooltip
