@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from pdpsgd import Budgets, PdpsgdError, Plan, plan
+from pdpsgd.ledger.charges import charges_of_plan
 from pdpsgd.planning.mechanisms.partitioning import best_groups
+from pdpsgd.planning.signal import signal_efficiency
+from pdpsgd.planning.verification import PromiseBroken
 from tests.planning.closed_forms import gaussian
 
 CASES = {"34/43/23": (34, 43, 23), "54/37/9": (54, 37, 9)}
@@ -135,3 +139,57 @@ def test_gamma_zero_is_uniform_or_a_threshold_and_gamma_one_is_the_default() -> 
 def test_a_gamma_that_makes_no_sense_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(PdpsgdError, match="gamma"):
         plan(Budgets([1.0] * 100), steps=5, batch_size=10, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [None, 0.5, 1.0])
+def test_a_filter_promises_each_level_one_gaussian_mechanism(share: float | None) -> None:
+    made = full_batch(CASES["34/43/23"], "pdp-gd-filter", filter_noise=share)
+    (r,) = made.rounds
+    assert r.sample_rates == (1, 1, 1)
+    assert r.noise_multiplier == pytest.approx((share or 0.9) * math.sqrt(STEPS) / MU[2], rel=1e-4)
+    assert r.spending_limits == pytest.approx(np.square(MU), rel=3e-4)
+    assert [level.proven_epsilon for level in made.levels] == pytest.approx([1, 2, 3], rel=1e-3)
+    assert Plan.from_json(made.to_json()).rounds == made.rounds
+    assert signal_efficiency(made.levels, made.rounds) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_reader_that_does_not_know_limits_refuses_the_plan_instead_of_trusting_it() -> None:
+    made = full_batch(CASES["34/43/23"], "pdp-gd-filter")
+    document = json.loads(made.to_json())
+    del document["rounds"][0]["spending_limits"]
+    with pytest.raises(PromiseBroken):
+        Plan.from_json(json.dumps(document))
+
+
+def test_a_filter_takes_a_history_people_who_allow_nothing_and_those_without_limit() -> None:
+    budgets = Budgets(
+        [0.0] * 5 + [0.5] * 20 + [2.0] * 10 + [math.inf] * 3, ids=range(38), allow_infinite=True
+    )
+    first = plan(budgets, "pdp-gd-filter", steps=30)
+    first.verify()
+    assert first.rounds[0].sample_rates == (0, 1, 1, 1)
+    assert first.rounds[0].spending_limits[2] == first.rounds[0].spending_limits[3]
+    generous = Budgets(np.minimum(budgets.epsilon * 3, 9.0), ids=range(38))
+    later = plan(generous, "pdp-gd-filter", steps=30, history=[first])
+    later.verify()
+    charges = charges_of_plan(first)
+    assert [charge.mu**2 for charge in charges] == pytest.approx(
+        [0, *first.rounds[0].spending_limits[1:]], rel=1e-9
+    )
+    assert all(charge.d == 0 for charge in charges)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"filter_noise": 1.5}, "Expected 0 < filter_noise <= 1. Got 1.5"),
+        ({"filter_noise": -1.0}, "filter_noise"),
+        ({"mechanism": "dp-sgd", "filter_noise": 0.5}, "Expected mechanism='pdp-gd-filter'"),
+        ({"noise_multiplier": 2.0}, "only for pdp-gd-filter"),
+        ({"drawn": "round"}, "only for pdp-gd-filter"),
+    ],
+)
+def test_what_a_filter_refuses(options: dict[str, object], message: str) -> None:
+    asked = {"mechanism": "pdp-gd-filter", **options}
+    with pytest.raises(PdpsgdError, match=message):
+        plan(Budgets([1.0, 2.0]), **asked)  # type: ignore[arg-type]

@@ -138,6 +138,12 @@ def audit(
     within each among tiers and choices.
     """
     began = time.monotonic()
+    if plan.filtered_round is not None:
+        fail(
+            "Expected a plan whose people give to every step alike, to compare canaries with it. Got one with a "
+            "filter, under which they leave when their own gradients have spent their budget: for that there is no "
+            "attack here yet."
+        )
     if seed is not None:
         check_not_negative(seed=seed)
     if shadow_models is None:

@@ -30,6 +30,7 @@ from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.records import Records, match_many_records, match_records, records_of
 from pdpsgd.engine.reservation import ReservationWatch
 from pdpsgd.engine.run import Run
+from pdpsgd.engine.spending import SpendingFilter
 from pdpsgd.errors import check_one_of
 from pdpsgd.gradients.clipping import ClippedGradients
 
@@ -124,7 +125,8 @@ def match_holdings(
     """
     records = records_of(data)
     # Rows have to stay where they are: what decides is the person of a row.
-    by_place = any(len(set(r.clip_scales)) > 1 for r in plan.rounds) or (options.records_per_person or 1) > 1
+    differ = any(len(set(r.clip_scales)) > 1 or r.spending_limits is not None for r in plan.rounds)
+    by_place = differ or (options.records_per_person or 1) > 1
     check_collation(records, by_place=by_place)
     whose: dict[str, Any] = {
         "people": people,
@@ -216,6 +218,7 @@ def assemble(
         ranks=ranks,
         on_fresh_model=options.on_fresh_model,
     )
+    spending = None if plan.filtered_round is None else SpendingFilter(execution, levels)
     in_order = (
         fresh_models,
         Seeding(execution),
@@ -224,6 +227,7 @@ def assemble(
         BufferWatch(module, trainable=gradients.sums),
         attributes,
         *([] if reservation is None else [ReservationWatch(reservation, execution)]),
+        *([] if spending is None else [spending]),
         *observers,
         first_batches,  # the last one: it watches what the loop does, not what observers do
         journal,
@@ -238,6 +242,7 @@ def assemble(
         loss_reduction=options.loss_reduction,
         views=options.views,
         release=current_release(),
+        spending=spending,
         unseen=first_batches.unseen,
     )
     loader = PrivateLoader(
@@ -263,5 +268,6 @@ def assemble(
         attributes=attributes,
         reservation=reservation,
         many_records=holdings.many,
+        spending=spending,
         options={**options.to_dict(), "secure": source.secure},
     )

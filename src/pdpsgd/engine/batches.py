@@ -167,9 +167,10 @@ class PhysicalBatch:
 
     `records` are numbers of records, `NO_RECORD` for somebody who supplied none: a placeholder stands in the
     row, and its clipping norm is 0. Where people have many records, person i of the batch has rows starts[i] to
-    starts[i + 1], and `clip_norms` are those of people; otherwise every row is a person. `examples` is what the loop
-    gets. `when_stepped` has checks that are run, the last one first, when the loop calls `step()` for this batch,
-    before anything is added to the step's sum.
+    starts[i + 1], and `clip_norms` are those of people; otherwise every row is a person. `people` are their places on
+    the list, -1 for a placeholder that is nobody's. `examples` is what the loop gets. `when_stepped` has checks that
+    are run, the last one first, when the loop calls `step()` for this batch, before anything is added to the
+    step's sum.
 
     Sensitive: who was sampled, and how many.
     """
@@ -179,6 +180,7 @@ class PhysicalBatch:
     clip_norms: Tensor
     first: bool
     last: bool
+    people: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     starts: IntArray | None = None
     seed: int | None = None  # of the first row, for whatever is random in reading the records; counted on
     examples: Batch = None

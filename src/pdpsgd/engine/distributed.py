@@ -119,6 +119,14 @@ class Ranks:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of all ranks' values, place by place."""
+        found = values.clone()
+        if self.world_size > 1:
+            with _or_stop("gathering what people have spent"):
+                dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found
+
     def share_key(self, source: RandomSource) -> RandomSource:
         """Give all ranks rank 0's secret key and generator, and what is known of them."""
         if self.world_size == 1:

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Rows of some of the people who were sampled: the records, the norms and, unless all are one, the starts."""
+    """Rows of some of the people who were sampled: the records, norms, unless all are one the starts, and whose."""
 
     first_row: int
     records: IntArray
     clip_norms: FloatArray
     starts: IntArray | None
+    people: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +90,11 @@ class ManyRecords:
             first, last = int(starts[begin]), int(starts[end])
             piece = records[first:last], norms[begin:end], starts[begin : end + 1] - first
             if self.most == 1:
-                yield Piece(first, *piece[:2], None)
+                yield Piece(first, *piece[:2], None, people[begin:end])
             else:
-                yield Piece(first, *(_filled(*piece) if self.fills else piece))
+                piece = _filled(*piece) if self.fills else piece
+                nobody = np.full(len(piece[1]) - (end - begin), -1)
+                yield Piece(first, *piece, np.concatenate((people[begin:end], nobody)))
 
     @property
     def _limit(self) -> int | None:

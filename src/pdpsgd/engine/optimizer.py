@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.execution import Execution
     from pdpsgd.engine.noising import Release
     from pdpsgd.engine.observers import Observers
+    from pdpsgd.engine.spending import SpendingFilter
     from pdpsgd.gradients.clipping import ClippedGradients
 
 
@@ -35,10 +37,11 @@ class PrivateOptimizer(Optimizer):
     are limited).
 
     Guarantee: what reaches the wrapped optimizer, and the parameters, is the Poisson-subsampled Gaussian
-    mechanism of the plan's round: sum of gradients clipped to C_l = max_grad_norm * clip_scale of the
-    person's level, plus Gaussian noise of standard deviation noise_multiplier * max_grad_norm, times a public
-    constant. Whatever else lies in `grad` of its parameters, also of frozen ones, is cleared and never used. What
-    the wrapped optimizer's state holds before the first step is not covered: a warning names it.
+    mechanism of the plan's round: sum of gradients clipped to C_l = max_grad_norm * clip_scale of the person's level
+    (in a filtered round, to what the person may still give if that is less), plus Gaussian noise of standard deviation
+    noise_multiplier * max_grad_norm, times a public constant. Whatever else lies in `grad` of its parameters, also of
+    frozen ones, is cleared and never used. What the wrapped optimizer's state holds before the first step is not
+    covered: a warning names it.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class PrivateOptimizer(Optimizer):
         loss_reduction: str,
         views: int = 1,
         release: Release,
+        spending: SpendingFilter | None = None,
         unseen: Sequence[str] = (),
     ) -> None:
         # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
@@ -63,6 +67,7 @@ class PrivateOptimizer(Optimizer):
         self._gradients = gradients
         self._observers = observers
         self.release = release
+        self._spending = spending
         self._unseen = unseen  # by this rank's guards, so far
         self.unseen_on_all_ranks = 0  # how much that is on all ranks
         self._noised = NoisedSums(gradients.sums, gradients.flat_sums)
@@ -113,6 +118,8 @@ class PrivateOptimizer(Optimizer):
         if batch.last:
             self._release_step(batch.step)
             self._execution.released()
+            if self._spending is not None:
+                self._spending.settle()
             self.original.step()
             self.took_step = True
             count_step(self._gradients.module, self.original)
@@ -167,13 +174,16 @@ class PrivateOptimizer(Optimizer):
             )
         if self._loss_reduction == "mean" and self._gradients.recorded_in_half_precision:
             refuse_half_precision_mean()
-        norms = batch.clip_norms.to(self._gradients.flat_sums[0].device)
+        spending = self._spending if self._spending is not None and self._spending.is_on(batch.step) else None
+        norms = batch.clip_norms if spending is None else spending.clip_norms(batch)
+        norms = norms.to(self._gradients.flat_sums[0].device)
         self.non_finite_gradients += self._gradients.clipped_sum(
             norms,
             largest_clip_norm=self._noise_of(batch.step).clipping_norm,
             loss_reduction=self._loss_reduction,
             views=self._views,
             starts=None if batch.starts is None else torch.from_numpy(batch.starts),
+            note=None if spending is None else partial(spending.charge, batch),
         )
 
     def _release_step(self, step: int) -> None:

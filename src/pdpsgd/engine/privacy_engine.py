@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from pdpsgd._typing import IntArray
+from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.engine.arguments import (
     check_criterion,
@@ -31,6 +31,7 @@ from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.reservation import begin_reserved, circumstances_of
 from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
+from pdpsgd.engine.spending import NORMS_PER_UNIT
 from pdpsgd.errors import fail
 from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.planning.verdict import Verdict, verdict
@@ -315,6 +316,12 @@ class PrivacyEngine:
     def record_of_person(self) -> IntArray:
         """The number of each person's (first) record, -1 for none (sensitive)."""
         return self._run.record_of_person
+
+    @property
+    def spent_of_people(self) -> FloatArray | None:
+        """What each person has spent under a filter, as mu^2 (sensitive); None for plans without one."""
+        spending = self._run.spending
+        return None if spending is None else spending.spent / NORMS_PER_UNIT**2
 
     @property
     def module(self) -> nn.Module:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from pdpsgd.budgets.files import ANY, Each, Optional, check_shape
 from pdpsgd.engine.checkpoints import HasState, erase_key, load, pack_optimizer, save, unpack_optimizer
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from pdpsgd.engine.run import Run
 
+SPENT = "spent"
+"""What people have spent under a filter, which is sensitive, as a tensor of a checkpoint."""
 STATE = {
     "run": {"optimizer": ANY},
     "steps_done": int,
@@ -55,6 +57,8 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
     for name, other in {"optimizer": run.optimizer, **others}.items():
         more, packed[name] = pack_optimizer(other, prefix=name)
         tensors.update(more)
+    if run.spending is not None:
+        tensors[SPENT] = ranks.largest(from_numpy(run.spending.spent))
     if not ended:
         run.checkpoints.add(path)  # before the key is in it
     journal = None if run.journal.journal is None else run.journal.journal.path
@@ -114,6 +118,10 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
             fail(f"Expected a checkpoint that holds {name}. {str(path)!r} holds none.")
         unpack_optimizer(other, checkpoint.tensors, state["packed"][name])
     _check_optimizer(run.optimizer.original, state["run"]["optimizer"], place=str(path))
+    if run.spending is not None:
+        if SPENT not in checkpoint.tensors:
+            fail(f"Expected what people have spent in the checkpoint {str(path)!r}. It holds none.")
+        run.spending.load(checkpoint.tensors[SPENT])
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
     run.before.update(state.get("verdict") or {})

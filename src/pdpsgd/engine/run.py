@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.many_records import ManyRecords
     from pdpsgd.engine.optimizer import PrivateOptimizer
     from pdpsgd.engine.records import Records
+    from pdpsgd.engine.spending import SpendingFilter
     from pdpsgd.gradients.clipping import ClippedGradients
     from pdpsgd.ledger import ReservedRun
     from pdpsgd.planning.plans import Plan
@@ -49,6 +50,7 @@ class Run:
     attributes: PlainAttributes
     reservation: ReservedRun | None
     many_records: ManyRecords | None = None
+    spending: SpendingFilter | None = None
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
     before: dict[str, Any] = field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -96,6 +96,7 @@ class ClippedGradients:
         loss_reduction: str = "mean",
         views: int = 1,
         starts: Tensor | None = None,
+        note: Callable[[Tensor], None] | None = None,
     ) -> int:
         """Add the clipped per-example gradients of the last backward pass to `sums`, and forget the pass.
 
@@ -110,6 +111,8 @@ class ClippedGradients:
             starts: For people with many records: person i has records starts[i] to starts[i + 1] of the batch, at least
                 one (a placeholder, with a clipping norm of 0). `clip_norms` are those of people, and a person's
                 gradient is the average over their records. In float64 throughout, whatever `clip_norms` are.
+            note: Called, before anything is added, with the most by which each example's or person's part moves the
+                sum, rounding included: at most C_i, and less for small gradients (`charged_norms`; sensitive).
 
         Returns:
             How many examples, or people, had a gradient that is not finite. This number is sensitive.
@@ -129,7 +132,7 @@ class ClippedGradients:
             )
         try:
             with full_precision():
-                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, starts)
+                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, starts, note)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -221,6 +224,7 @@ class ClippedGradients:
         loss_reduction: str,
         views: int,
         starts: Tensor | None,
+        note: Callable[[Tensor], None] | None,
     ) -> int:
         records = clip_norms.shape[0] if starts is None else int(starts[-1])
         gradients = self._gradients(loss_reduction, records * views)
@@ -235,7 +239,10 @@ class ClippedGradients:
             gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
         norms = self._norms(gradients).mul_(scale)
         largest = _checked_largest(clip_norms, largest_clip_norm)
-        weights = clip_weights(norms, clip_norms, largest).mul_(scale)
+        weights = clip_weights(norms, clip_norms, largest)
+        if note is not None:
+            note(charged_norms(norms, weights, largest))
+        weights.mul_(scale)
         count = 0
         if not math.isfinite(norms.sum().item()):
             non_finite = ~norms.isfinite()
@@ -336,6 +343,16 @@ def clip_limits(clip_norms: Tensor, largest_clip_norm: float) -> Tensor:
     off by a part of C_i, sums by a part of C.
     """
     return (clip_norms * (1 - NORM_MARGIN) - SUM_MARGIN * largest_clip_norm).clamp_(min=0)
+
+
+def charged_norms(norms: Tensor, weights: Tensor, largest_clip_norm: float) -> Tensor:
+    """Return the most by which each part moves the sum: `clip_limits` read backwards, and 0 where the weight is 0.
+
+    Guarantee: adding or removing an example of this norm and weight, in a row that is kept, moves the sum by at most
+    this, rounding included. For weights of `clip_weights` it is at most C_i, but for rounding in float64.
+    """
+    given = (weights * norms.clamp(min=SMALLEST_NORM)).nan_to_num_(nan=0.0, posinf=0.0)
+    return torch.where(weights > 0, (given + SUM_MARGIN * largest_clip_norm) / (1 - NORM_MARGIN), 0.0)
 
 
 def _checked_largest(clip_norms: Tensor, largest_clip_norm: float | None) -> float:

@@ -71,6 +71,7 @@ class Levels:
         *,
         participation: FloatArray | None = None,
         clip_scales: FloatArray | None = None,
+        spending_limits: FloatArray | None = None,
     ) -> Round:
         """Make a round of a plan for these levels, with its expected batch size.
 
@@ -80,6 +81,7 @@ class Levels:
             sample_rates: sampling rate per level.
             participation: probability per level of being in the round; 1 by default.
             clip_scales: clipping norm per level, relative to C; 1 by default.
+            spending_limits: with a filter, the most that a person of a level spends in the round.
 
         Returns:
             The round.
@@ -93,6 +95,7 @@ class Levels:
             participation=tuple(participation.tolist()),
             sample_rates=tuple(sample_rates.tolist()),
             clip_scales=tuple((ones if clip_scales is None else clip_scales).tolist()),
+            spending_limits=None if spending_limits is None else tuple(spending_limits.tolist()),
         )
 
     def unproven(self) -> tuple[Level, ...]:

@@ -170,7 +170,7 @@ def _past(entry: Exposure | EarlierRun) -> list[float] | dict[str, Any]:
 
 
 def _round(r: Round) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "steps": r.steps,
         "noise_multiplier": r.noise_multiplier,
         "expected_batch_size": r.expected_batch_size,
@@ -179,7 +179,11 @@ def _round(r: Round) -> dict[str, Any]:
         "sample_rates": list(r.sample_rates),
         "clip_scales": list(r.clip_scales),
     }
-    return {**fields, "fresh_model": True} if r.fresh_model else fields
+    if r.fresh_model:
+        fields["fresh_model"] = True
+    if r.spending_limits is not None:
+        fields["spending_limits"] = list(r.spending_limits)
+    return fields
 
 
 def _read_level(place: str, level: Any) -> Level:
@@ -226,13 +230,17 @@ def _read_round(place: str, r: Any) -> Round:
         name: tuple(number(f"{place}.{name}[{i}]", value) for i, value in enumerate(_list(name, r, place)))
         for name in ("participation", "sample_rates", "clip_scales")
     }
-    threshold = r.get("threshold")
+    threshold, limits = r.get("threshold"), None
+    if r.get("spending_limits") is not None:
+        name = "spending_limits"
+        limits = tuple(number(f"{place}.{name}[{i}]", value) for i, value in enumerate(_list(name, r, place)))
     return Round(
         steps=whole(f"{place}.steps", r.get("steps")),
         noise_multiplier=number(f"{place}.noise_multiplier", r.get("noise_multiplier")),
         expected_batch_size=number(f"{place}.expected_batch_size", r.get("expected_batch_size")),
         threshold=None if threshold is None else number(f"{place}.threshold", threshold),
         fresh_model=bool(r.get("fresh_model", False)),
+        spending_limits=limits,
         **rates,
     )
 

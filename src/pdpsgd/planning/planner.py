@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def plan(
     weights: tuple[float, float] | None = None,
     loss: str | None = None,
     exclude_below: float | None = None,
+    filter_noise: float | None = None,
     gamma: float = 1.0,
     gamma_from: float | None = None,
     history: Sequence[Plan] = (),
@@ -69,6 +71,7 @@ def plan(
         loss: "adaptive" or "adaptive-as-printed", for mechanisms with thresholds.
         exclude_below: for `dp-sgd-exclude`, the smallest epsilon of those who take part; by default the one that
             leaves the most signal.
+        filter_noise: for `pdp-gd-filter`, noise as a share of what would keep everybody in to the end (0.9 by default).
         gamma: fairness, from 1 (default: people shape the model as far as they allow) to 0 (all alike): whoever
             allows more than the strictest is planned at mu_c^(1-gamma) mu_l^gamma (see `evened_out`).
         gamma_from: the epsilon above which gamma draws budgets together; by default the smallest.
@@ -123,7 +126,8 @@ def plan(
         noise_multiplier=noise_multiplier,
         drawn=drawn,
         loss=threshold_loss(weights, loss),
-        exclude_below=_threshold_of(mechanism, exclude_below),
+        exclude_below=_only_for("dp-sgd-exclude", mechanism, exclude_below=exclude_below),
+        filter_noise=_only_for("pdp-gd-filter", mechanism, filter_noise=filter_noise),
     )
     draft = Plan(
         mechanism,
@@ -136,7 +140,12 @@ def plan(
     )
     proven = prove(draft, by)
     lost = average_loss(rounded.epsilon[of_person], budgets.epsilon)
-    notes = (*_unmatched(history, budgets), *_rounding_notes(len(rounded), lost), *_level_notes(proven))
+    notes = (
+        *_unmatched(history, budgets),
+        *_rounding_notes(len(rounded), lost),
+        *_full_batch_notes(chosen, proven),
+        *_level_notes(proven),
+    )
     return replace(proven, roster=roster, notes=notes)
 
 
@@ -163,12 +172,14 @@ def prove(draft: Plan, by: Accountant) -> Plan:
     return replace(draft, levels=tuple(levels)).remember_proof()
 
 
-def _threshold_of(mechanism: str, exclude_below: float | None) -> float | None:
-    if exclude_below is not None and mechanism != "dp-sgd-exclude":
-        fail(f"Expected mechanism='dp-sgd-exclude' with exclude_below={exclude_below!r}. Got {mechanism!r}.")
-    if exclude_below is not None:
-        check_positive(exclude_below=exclude_below)
-    return exclude_below
+def _only_for(known: str, mechanism: str, **setting: float | None) -> float | None:
+    """Return a setting that one mechanism knows; refuses it with another."""
+    ((name, value),) = setting.items()
+    if value is not None:
+        if mechanism != known:
+            fail(f"Expected mechanism={known!r} with {name}={value!r}. Got {mechanism!r}.")
+        check_positive(**{name: value})
+    return value
 
 
 def _accountant_name(
@@ -234,11 +245,13 @@ def _run(chosen: Mechanism, request: Request) -> list[Round]:
     people[top] += levels.people[infinite].sum()
     inner = replace(request, levels=replace(levels, people=people).only(kept))
     source = np.where(infinite, np.searchsorted(kept, top), np.cumsum(~infinite) - 1)
-    columns = ("participation", "sample_rates", "clip_scales")
-    return [
-        replace(r, **{name: tuple(np.array(getattr(r, name))[source].tolist()) for name in columns})  # type: ignore[arg-type]
-        for r in chosen.rounds(inner)
-    ]
+    columns = ("participation", "sample_rates", "clip_scales", "spending_limits")
+    spread = []
+    for r in chosen.rounds(inner):
+        values = {name: getattr(r, name) for name in columns if getattr(r, name) is not None}
+        placed: dict[str, Any] = {name: tuple(np.array(v)[source].tolist()) for name, v in values.items()}
+        spread.append(replace(r, **placed))
+    return spread
 
 
 def _with_history(
@@ -377,6 +390,14 @@ def _rounding_notes(levels: int, lost: float) -> list[str]:
     if lost > 0.005:
         notes.append("That is more than half a percent: allow more levels with max_levels.")
     return notes
+
+
+def _full_batch_notes(chosen: Mechanism, made: Plan) -> list[str]:
+    if not chosen.full_batch:
+        return []
+    return [
+        f"Everybody is in every step, {made.rounds[0].expected_batch_size:,.0f} people: no batch size applies."
+    ]
 
 
 def _contributes(planned: Round, level: int) -> bool:

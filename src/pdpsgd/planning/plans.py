@@ -84,6 +84,11 @@ class Plan:
         """The number of people on the list, used or not."""
         return sum(level.people for level in self.levels)
 
+    @property
+    def filtered_round(self) -> int | None:
+        """The index of the round in which a filter ends people's spending at their limits; None without one."""
+        return next((i for i, r in enumerate(self.rounds) if r.spending_limits is not None), None)
+
     def history_of(self, level: int) -> Past:
         """Return all that a person of this level is exposed to: earlier plans, then this plan's rounds."""
         return self.levels[level].history + tuple(r.exposure(level) for r in self.rounds)
@@ -289,6 +294,8 @@ def _check_structure(plan: Plan) -> None:
         check_level(f"levels[{index}]", level)
     for index, r in enumerate(plan.rounds):
         check_round(f"rounds[{index}]", r, plan.levels)
+    if sum(r.spending_limits is not None for r in plan.rounds) > 1:
+        fail("Expected spending_limits in at most one round of a plan. Got several such rounds.")
 
 
 def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:

@@ -14,6 +14,10 @@ MOST = 2**53
 """Steps and people are counted in double precision, which is exact up to here."""
 
 
+LARGEST_LIMIT = 2**20
+"""Of what a filter lets a person spend, mu^2: an epsilon in the hundreds of thousands."""
+
+
 @dataclass(frozen=True)
 class Level:
     """People who share a level: a budget that is at most what each of them allows.
@@ -41,14 +45,23 @@ class Round:
     clip_scales: tuple[float, ...]
     threshold: float | None = None
     fresh_model: bool = False
+    spending_limits: tuple[float, ...] | None = None
+    """With a filter: the most that a person of a level spends in the round, as a sum of squares of norm over noise."""
 
     def exposure(self, level: int) -> Exposure:
         """Return what a person of this level is exposed to in this round.
 
         Noise of standard deviation sigma * C against a gradient of norm at most C_l is a noise multiplier of
-        sigma * C / C_l for that person.
+        sigma * C / C_l for that person. A filter ends the spending of a person at their limit B_l, so that the round
+        is at most one Gaussian mechanism with mu^2 = B_l (docs/theory.md, "Filters").
         """
         scale = self.clip_scales[level]
+        if self.spending_limits is not None and scale > 0:
+            limit = self.spending_limits[level]
+            if limit < self.steps * (scale / self.noise_multiplier) ** 2:
+                rate = self.sample_rates[level] if limit > 0 else 0.0
+                noise = 1 / math.sqrt(limit) if limit > 0 else math.inf
+                return Exposure(self.participation[level], rate, noise, 1)
         sigma = self.noise_multiplier / scale if scale > 0 else math.inf
         return Exposure(
             self.participation[level], self.sample_rates[level] if scale > 0 else 0.0, sigma, self.steps
@@ -99,9 +112,30 @@ def check_round(place: str, r: Round, levels: tuple[Level, ...]) -> None:
                 f"Expected {place} never to sample level {index}, whose people allow epsilon={level.epsilon!r} at "
                 f"delta={level.delta!r}: nothing. Got sample rate {r.sample_rates[index]!r}."
             )
+    if r.spending_limits is not None:
+        _check_limits(place, r, r.spending_limits)
     drawn = math.fsum(level.people * r.participation[i] * r.sample_rates[i] for i, level in enumerate(levels))
     if not np.isclose(drawn, r.expected_batch_size, rtol=1e-6, atol=1e-9):
         fail(
             f"Expected {place}.expected_batch_size to be the people times their rates, {drawn!r}. "
             f"Got {r.expected_batch_size!r}."
         )
+
+
+def _check_limits(place: str, r: Round, limits: tuple[float, ...]) -> None:
+    """Refuse limits that are none, and a filter where people are sampled: there it proves nothing."""
+    if len(limits) != len(r.sample_rates):
+        fail(
+            f"Expected {place}.spending_limits to have one value for each of the {len(r.sample_rates)} levels. "
+            f"Got {len(limits)}."
+        )
+    for index, limit in enumerate(limits):
+        if not 0 <= limit <= LARGEST_LIMIT:
+            fail(f"Expected {place}.spending_limits[{index}] from 0 to 2^20. Got {limit!r}.")
+    for name in ("participation", "sample_rates"):
+        for index, value in enumerate(getattr(r, name)):
+            if value not in (0, 1):
+                fail(
+                    f"Expected {place}.{name}[{index}] of 0 or 1 with spending_limits: a filter needs everybody in "
+                    f"every step. Got {value!r}."
+                )

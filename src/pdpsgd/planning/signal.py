@@ -30,13 +30,17 @@ def signal(levels: Sequence[Level], rounds: Sequence[Round]) -> float:
     """
     steps = sum(r.steps for r in rounds)
     people = np.array([level.people for level in levels], dtype=float)
-    total = math.fsum(
-        r.steps
-        / r.noise_multiplier
-        * float(people @ (np.array(r.participation) * r.sample_rates * np.array(r.clip_scales)))
-        for r in rounds
-    )
+    total = math.fsum(float(people @ _of_person(r)) for r in rounds)
     return total / math.sqrt(steps) if steps else 0.0
+
+
+def _of_person(r: Round) -> FloatArray:
+    """Compute steps * q * c / sigma for a person of each level; with a filter, the most that it lets through."""
+    moved = r.steps / r.noise_multiplier * np.array(r.clip_scales)
+    if r.spending_limits is not None:
+        moved = np.minimum(moved, np.sqrt(r.steps * np.array(r.spending_limits)))
+    shares: FloatArray = np.array(r.participation) * r.sample_rates * moved
+    return shares
 
 
 def mus(epsilon: FloatArray, delta: FloatArray) -> FloatArray:

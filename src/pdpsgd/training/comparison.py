@@ -268,6 +268,7 @@ PLAN_OPTIONS = (
     "weights",
     "loss",
     "exclude_below",
+    "filter_noise",
     "gamma",
     "gamma_from",
 )

@@ -156,6 +156,13 @@ class PlanOptions(Options):
     exclude_below: float | None = option(
         None, "for dp-sgd-exclude, the smallest epsilon of those who take part", panel=PLAN, kind=float
     )
+    filter_noise: float | None = option(
+        None,
+        "for pdp-gd-filter, noise as a share of what lasts to the end",
+        panel=PLAN,
+        kind=float,
+        shown="0.9",
+    )
     gamma: float = option(
         1.0,
         "fairness, from 0 (equal influence) to 1 (all that people allow)",
@@ -192,6 +199,7 @@ class PlanOptions(Options):
             "weights": self.weights,
             "loss": self.threshold_loss,
             "exclude_below": self.exclude_below,
+            "filter_noise": self.filter_noise,
             "gamma": self.gamma,
             "gamma_from": self.gamma_from,
             "max_levels": self.max_levels,

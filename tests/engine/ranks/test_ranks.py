@@ -89,7 +89,7 @@ def compared(request):
     return request.param, ranks.found("compare")
 
 
-@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person", "many records"])
+@pytest.mark.parametrize("name", ["everybody", "some", "nobody", "one person", "many records", "filtered"])
 def test_for_given_draws_the_result_is_that_of_one_process(compared, name):
     """As noise enters in both, this also says that it enters once: twice would be off by far more."""
     world_size, found = compared
@@ -100,7 +100,7 @@ def test_for_given_draws_the_result_is_that_of_one_process(compared, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["everybody", "some", "nobody", "one person", "many records", "limited", "secret"]
+    "name", ["everybody", "some", "nobody", "one person", "many records", "filtered", "limited", "secret"]
 )
 def test_all_ranks_hold_the_same_bits(compared, name):
     _, found = compared
@@ -134,6 +134,8 @@ def test_limited_physical_batches_need_not_be_as_many_on_every_rank(compared):
 def test_a_resumed_run_ends_where_the_whole_one_does_and_refuses_another_number_of_ranks(two_ranks):
     found = two_ranks.found("resume")
     assert all(one["resumed"] == found[0]["whole"] for one in found)
+    assert all(one["spent after resuming"] == one["spent"] for one in found)
+    assert any(value == pytest.approx(2.5) for value in found[0]["spent"]), "somebody's filter has closed"
     worker = load_worker()
     alone = worker.make_private(worker.PLANS["some"])
     with pytest.raises(PdpsgdError, match=r"Expected the number of ranks .*: 2\. Got 1\."):

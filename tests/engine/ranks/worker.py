@@ -30,7 +30,7 @@ from pdpsgd.sampling.sampler import PoissonSampler
 from pdpsgd.sampling.source import RandomSource
 
 
-def make_plan(*, people=(20, 11), rates=(0.3, 0.6), steps=8, noise=1.0, clip_scales=(1.0, 0.5)):
+def make_plan(*, people=(20, 11), rates=(0.3, 0.6), steps=8, noise=1.0, clip_scales=(1.0, 0.5), limits=None):
     expected = sum(n * q for n, q in zip(people, rates, strict=True))
     # What these levels claim to prove is made up, so that the plan is not refused.
     levels = tuple(
@@ -38,7 +38,9 @@ def make_plan(*, people=(20, 11), rates=(0.3, 0.6), steps=8, noise=1.0, clip_sca
     )
     ones = (1.0,) * len(people)
     return Plan(
-        mechanism="dp-sgd", levels=levels, rounds=(Round(steps, noise, expected, ones, rates, clip_scales),)
+        mechanism="dp-sgd",
+        levels=levels,
+        rounds=(Round(steps, noise, expected, ones, rates, clip_scales, spending_limits=limits),),
     ).remember_proof()
 
 
@@ -48,6 +50,7 @@ PLANS = {
     "nobody": make_plan(rates=(1e-9, 1e-9)),
     "one person": make_plan(people=(1,), rates=(0.5,), clip_scales=(1.0,), steps=12),
     "many records": make_plan(),
+    "filtered": make_plan(rates=(1.0, 1.0), limits=(2.5, 0.7)),
 }
 WHOSE = np.repeat(np.arange(31), np.arange(31) % 6)  # from none to five records, of which three take part
 
@@ -148,7 +151,18 @@ def resume(folder):
     later = make_private(PLANS["some"])
     later.resume(path)
     train(later)
-    return {"whole": weights(whole), "resumed": weights(later)}
+    filtered, file = PLANS["filtered"], folder / "filtered.safetensors"
+    spent = train(make_private(filtered, seed=5)).spent_of_people
+    train(make_private(filtered, seed=5), until=3).save(file)
+    after = make_private(filtered)
+    after.resume(file)
+    mine = slice(int(os.environ["RANK"]), None, int(os.environ["WORLD_SIZE"]))
+    return {
+        "whole": weights(whole),
+        "resumed": weights(later),
+        "spent": spent[mine].tolist(),
+        "spent after resuming": train(after).spent_of_people[mine].tolist(),
+    }
 
 
 def refusal(plan, **options):

@@ -33,6 +33,7 @@ class Request:
     drawn: str
     loss: Loss | None
     exclude_below: float | None = None
+    filter_noise: float | None = None
 
     def usable(self) -> BoolArray:
         """Return which levels allow anything and have some of it left."""
@@ -52,6 +53,8 @@ class Mechanism:
     accountant: str | None = None
     """The accountant under which the mechanism is defined, if it is one only."""
     default_rounds: int = 1
+    full_batch: bool = False
+    """Whether everybody is in every step, whatever batch size is asked for."""
 
 
 def meet_targets(

@@ -34,13 +34,21 @@ class OneRate:
     rate: float
     steps: int
 
-    def round(self, noise_multiplier: float, clip_scales: FloatArray) -> Round:
+    def round(
+        self, noise_multiplier: float, clip_scales: FloatArray, spending_limits: FloatArray | None = None
+    ) -> Round:
         """Make the one round with these clipping norms, relative to C; a level at 0 is left out."""
         used = clip_scales > 0
         rates, scales = np.zeros(len(self.levels)), np.ones(len(self.levels))
         rates[self.usable] = np.where(used, self.rate, 0.0)
         scales[self.usable] = np.where(used, clip_scales, 1.0)
-        return self.levels.round(self.steps, noise_multiplier, rates, clip_scales=scales)
+        limits = None
+        if spending_limits is not None:
+            limits = np.zeros(len(self.levels))
+            limits[self.usable] = np.where(used, spending_limits, 0.0)
+        return self.levels.round(
+            self.steps, noise_multiplier, rates, clip_scales=scales, spending_limits=limits
+        )
 
 
 def at_one_rate(request: Request, mechanism: str) -> OneRate:

@@ -7,6 +7,7 @@ from pdpsgd.planning.mechanisms import (
     dp_sgd,
     exact,
     excluding,
+    filter,
     idp_sgd,
     partitioning,
     pdp_sgd,
@@ -29,4 +30,5 @@ MECHANISMS: dict[str, Mechanism] = {
     "partitioning": partitioning.MECHANISM,
     "stretching": stretching.MECHANISM,
     "proper": proper.MECHANISM,
+    "pdp-gd-filter": filter.MECHANISM,
 }
