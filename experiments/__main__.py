@@ -36,7 +36,7 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(STUDIES)}, table-3 (these train); {', '.join(WITHOUT_TRAINING)} (these do not); pages "
+            help=f"{', '.join(STUDIES)}, table-3, filter (these train); {', '.join(WITHOUT_TRAINING)} (these do not); pages "
             "(write everything again from the records); all.",
             show_default=False,
         ),
@@ -95,6 +95,14 @@ def reproduce(
         from experiments.table_3 import run_table_3
 
         for path in run_table_3(
+            output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
+        ):
+            typer.echo(f"wrote {path}")
+        return
+    if what == "filter":
+        from experiments.filters import run_filters
+
+        for path in run_filters(
             output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
         ):
             typer.echo(f"wrote {path}")
