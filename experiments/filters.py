@@ -15,15 +15,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import pdpsgd
 from experiments.inputs import features_of
 from experiments.runner import commit_of_this_code
+from pdpsgd.engine.spending import limits_of_people
 from pdpsgd.errors import check_one_of
 from pdpsgd.models.networks import linear_model
 from pdpsgd.models.pretraining import start_at_zero
@@ -117,58 +119,41 @@ def _run(*, dataset: str, system: System, rate: float, seed: int, on: str) -> di
     model = linear_model(people[0][0].numel(), 10)
     start_at_zero(model)
     plan, busy = system.plan(budgets), time.process_time()
-    spent = None
-    with _Watched() as watched:
+    with TemporaryDirectory() as folder:
         result = pdpsgd.fit(
-            model, people, budgets, plan=plan, learning_rate=rate, test_data=others, seed=seed, progress=False
+            model,
+            people,
+            budgets,
+            plan=plan,
+            learning_rate=rate,
+            test_data=others,
+            seed=seed,
+            run_folder=folder,
+            progress=False,
         )
-        spent = watched.shares(plan)
+        spent = _spent(Path(folder), plan, budgets)
     return {
         "accuracy": result.accuracy,
-        "by_tier": {str(tier): share.accuracy for tier, share in result.evaluation.by_tier.items()}
-        if result.evaluation
-        else {},
         "steps": plan.steps,
         "noise_multiplier": plan.rounds[0].noise_multiplier,
         "proven": [level.proven_epsilon for level in plan.levels],
-        **({} if spent is None else spent),
+        **spent,
         "processor_seconds": round(time.process_time() - busy, 1),
     }
 
 
-class _Watched:
-    """Keeps the filters of runs inside, which `fit` does not give back: what was spent is sensitive."""
-
-    def __enter__(self) -> _Watched:
-        from pdpsgd.engine.spending import SpendingFilter
-
-        self.filters: list[SpendingFilter] = []
-        self._original = SpendingFilter.__init__
-        kept, original = self.filters, SpendingFilter.__init__
-
-        def remember(own: SpendingFilter, *args: Any, **kwargs: Any) -> None:
-            original(own, *args, **kwargs)
-            kept.append(own)
-
-        SpendingFilter.__init__ = remember  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from pdpsgd.engine.spending import SpendingFilter
-
-        SpendingFilter.__init__ = self._original  # type: ignore[method-assign]
-
-    def shares(self, plan: pdpsgd.Plan) -> dict[str, Any] | None:
-        """Return how much of B was spent, on average by level, and who was out: benchmark data, nobody's privacy."""
-        if not self.filters:
-            return None
-        (only,) = self.filters
-        share = only.spent / np.maximum(only.limits, 1)
-        levels = np.searchsorted(np.unique(only.limits), only.limits)
-        return {
-            "spent_share": [float(share[levels == level].mean()) for level in range(len(plan.levels))],
-            "out_share": float((only.spent >= only.limits).mean()),
-        }
+def _spent(folder: Path, plan: pdpsgd.Plan, budgets: pdpsgd.Budgets) -> dict[str, Any]:
+    """Return how much of B was spent, by level, and who was out: benchmark data, so nobody's privacy."""
+    tensors = load_file(folder / "private" / "checkpoint.safetensors")
+    if "spent" not in tensors:
+        return {}
+    levels = plan.level_of_person(budgets)
+    spent, limits = tensors["spent"].numpy(), limits_of_people(plan, levels)
+    share = spent / np.maximum(limits, 1)
+    return {
+        "spent_share": [float(share[levels == level].mean()) for level in range(len(plan.levels))],
+        "out_share": float((spent >= limits).mean()),
+    }
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -197,9 +182,7 @@ def write_page(runs: Sequence[dict[str, Any]]) -> str:
 
 def _line(system: System, runs: Sequence[dict[str, Any]]) -> str:
     tests = [r for r in runs if r["on"] == "test"]
-    tried = ", ".join(
-        f"{r['rate']:g}: {100 * r['accuracy']:.1f}" for r in runs if r["on"] == "validation"
-    )
+    tried = ", ".join(f"{r['rate']:g}: {100 * r['accuracy']:.1f}" for r in runs if r["on"] == "validation")
     if not tests:
         return f"| {system.name} | not run | 0 | ({tried}) | | | |"
     accuracy = [100 * r["accuracy"] for r in tests]
