@@ -36,8 +36,8 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(STUDIES)}, table-3, filter (these train); {', '.join(WITHOUT_TRAINING)} (these do not); pages "
-            "(write everything again from the records); all.",
+            help=f"{', '.join(STUDIES)}, table-3, filter, least-squares (these train); "
+            f"{', '.join(WITHOUT_TRAINING)} (these do not); pages (write everything again from the records); all.",
             show_default=False,
         ),
     ],
@@ -99,10 +99,12 @@ def reproduce(
         ):
             typer.echo(f"wrote {path}")
         return
-    if what == "filter":
+    if what in ("filter", "least-squares"):
         from experiments.filters import run_filters
+        from experiments.least_squares import run_least_squares
 
-        for path in run_filters(
+        study = run_filters if what == "filter" else run_least_squares
+        for path in study(
             output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
         ):
             typer.echo(f"wrote {path}")

@@ -33,7 +33,7 @@ from pdpsgd.models.pretraining import start_at_zero
 PAGE = "filter"
 DATASETS = ("fashion-mnist", "mnist")
 PEOPLE, VALIDATION = 20_000, 5_000
-TIERS = {1: 0.34, 2: 0.43, 3: 0.23}
+TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 FULL_STEPS, BATCH, CLIP = 60, 2_048, 0.1
 RATES = {"full": (20.0, 40.0, 80.0), "sampled": (10.0, 20.0, 40.0)}
 SEARCH_SEED = 100
@@ -172,7 +172,7 @@ def write_page(runs: Sequence[dict[str, Any]]) -> str:
         lines += [
             f"## {dataset}",
             "",
-            "| system | accuracy | seeds | learning rate (tried) | spent of B at 1 / 2 / 3 | out at the end | seconds |",
+            "| system | accuracy | seeds | learning rate (tried) | spent of B at 1/2/3 | out at the end | seconds |",
             "|---|---|---|---|---|---|---|",
             *(_line(system, [r for r in found if r["system"] == system.name]) for system in SYSTEMS),
             "",
@@ -202,11 +202,12 @@ def _line(system: System, runs: Sequence[dict[str, Any]]) -> str:
 TEXT = """\
 # Individual filters beside `pdp-sgd-exact`
 
-`python -m experiments filter`; every run is a line of `filter.jsonl`. A linear model on scattering features, 20,000 people
-(the first training images), budgets 1/2/3 at 34/43/23 %, delta 1e-5, clipping norm 0.1. All systems see the same number of
-per-example gradients, 1.2 million: 60 steps of everybody, or 586 steps of 2,048. Learning rates were chosen on 5,000 training
-images that are nobody's on the list (the last ones; one seed of its own): in brackets each rate tried and its accuracy there.
-Accuracy is on the 10,000 test images: mean ± standard deviation over seeds. *Nobody leaves* is the filter at the whole noise:
-clipping norms in proportion to mu, the most signal that a plan gets, and what the others differ from by the filter alone.
-*Spent of B* is the mean over people of each budget, *out* who has spent everything before the end: both are sensitive in a real run.
+`python -m experiments filter`; every run is a line of `filter.jsonl`. A linear model on scattering features, 20,000
+people (the first training images), budgets 1/2/3 at 34/43/23 %, delta 1e-5, clipping norm 0.1. All systems see the
+same number of per-example gradients, 1.2 million: 60 steps of everybody, or 586 steps of 2,048. Learning rates were
+chosen on 5,000 training images that are nobody's on the list (the last ones; one seed of its own): in brackets each
+rate tried and its accuracy there. Accuracy is on the 10,000 test images: mean ± standard deviation over seeds. *Nobody
+leaves* is the filter at the whole noise: clipping norms in proportion to mu, the most signal that a plan gets, and what
+the others differ from by the filter alone. *Spent of B* is the mean over people of each budget, *out* who has spent
+everything before the end: both are sensitive in a real run.
 """

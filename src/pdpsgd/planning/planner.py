@@ -143,7 +143,7 @@ def plan(
     notes = (
         *_unmatched(history, budgets),
         *_rounding_notes(len(rounded), lost),
-        *_full_batch_notes(chosen, proven),
+        *([] if chosen.note is None else [chosen.note]),
         *_level_notes(proven),
     )
     return replace(proven, roster=roster, notes=notes)
@@ -390,14 +390,6 @@ def _rounding_notes(levels: int, lost: float) -> list[str]:
     if lost > 0.005:
         notes.append("That is more than half a percent: allow more levels with max_levels.")
     return notes
-
-
-def _full_batch_notes(chosen: Mechanism, made: Plan) -> list[str]:
-    if not chosen.full_batch:
-        return []
-    return [
-        f"Everybody is in every step, {made.rounds[0].expected_batch_size:,.0f} people: no batch size applies."
-    ]
 
 
 def _contributes(planned: Round, level: int) -> bool:

@@ -20,6 +20,7 @@ from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
 from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
+from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
 from pdpsgd.training.booking import book, put_in_order_of, settle, under
 from pdpsgd.training.components import (
     Augment,
@@ -36,7 +37,8 @@ from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.inputs import TrainingInputs, inputs_of, shape_of
-from pdpsgd.training.leftovers import remove_leftovers
+from pdpsgd.training.least_squares import ONE_STEP, LeastSquares
+from pdpsgd.training.leftovers import plain_attributes, remove_leftovers
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder
@@ -261,8 +263,11 @@ def fit(
     )
     inputs, chosen = with_task(inputs, chosen)
     chosen.check_choices()
-    origin = _start(model, inputs, chosen)
+    known = plan if reservation is None else reservation.plan
+    solving = (chosen.mechanism if known is None else known.mechanism) == LEAST_SQUARES
+    origin = None if solving else _start(model, inputs, chosen)
     move(model, chosen.device)
+    solved = LeastSquares.of(model, chosen) if solving else None
     with _in_use(chosen.run_folder, again=reservation is not None):
         if reservation is None and chosen.ledger is not None:
             reservation = _book(model, inputs, plan, chosen)
@@ -270,14 +275,14 @@ def fit(
             if reservation is not None:
                 put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
-            trainer = _trainer(model, inputs, made, chosen, reservation, origin)
+            trainer = _trainer(model, inputs, made, chosen, reservation, origin, solved)
             trainer.run(
-                evaluate_every=chosen.evaluate_every,
+                evaluate_every=chosen.evaluate_every if solved is None else None,
                 checkpoint_every=chosen.checkpoint_every,
                 progress=chosen.progress,
             )
             try:
-                return _finish(trainer, inputs, reservation, origin)
+                return _finish(trainer, inputs, reservation, origin, solved)
             finally:
                 trainer.engine.close()
 
@@ -324,8 +329,15 @@ def _trainer(
     options: TrainingOptions,
     reservation: ReservedRun | None,
     origin: Start | None,
+    solved: LeastSquares | None,
 ) -> Trainer:
     """Make the trainer of a run, and let it begin or resume."""
+    loss, summed = loss_of(options.loss), None
+    if (options.records_per_person or 1) > 1:
+        summed = summed_loss(options.loss)
+    if solved is not None:
+        model, summed = solved.statistics, solved.loss(plan)
+        options = options.fixed(**ONE_STEP)
     folder = None if options.run_folder is None else RunFolder(options.run_folder).make()
     physical = _physical_batch_size(model, options, folder)
     augment = augment_of(options.augment)
@@ -339,7 +351,7 @@ def _trainer(
     described = {**inputs.description(), **options.description()}
     trainer = Trainer(
         model=model,
-        loss=loss_of(options.loss),
+        loss=loss,
         schedule=schedule_of(options.schedule),
         augment=augment,
         views=options.views,
@@ -348,7 +360,7 @@ def _trainer(
         description={**described, "sources": _sources(options, {*settings, *described})},
         schema=inputs.schema,
         test=_held_out(inputs, options),
-        summed_loss=summed_loss(options.loss) if (options.records_per_person or 1) > 1 else None,
+        summed_loss=summed,
         folder=folder,
         sensitive=options.sensitive,
     )
@@ -425,15 +437,20 @@ def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]
 
 
 def _finish(
-    trainer: Trainer, inputs: TrainingInputs, reservation: ReservedRun | None, origin: Start | None
+    trainer: Trainer,
+    inputs: TrainingInputs,
+    reservation: ReservedRun | None,
+    origin: Start | None,
+    solved: LeastSquares | None,
 ) -> TrainingResult:
     """Put the result together and write it; of the key nothing is left on the disk by now."""
     engine, plan, folder = trainer.engine, trainer.plan, trainer.folder
-    models = trainer.models()
+    models = trainer.models() if solved is None else [(1.0, solved.solve(plan))]
     engine.ranks.check_same(model=digest_of_module(trainer.model) if engine.ranks.world_size > 1 else "")
     model = models[0][1] if len(models) == 1 else WeightedModels(models)
     evaluation = None if trainer.test is None else trainer.test.evaluate(model, trainer.loss)
-    unknown = sorted({each for _, part in models for each in remove_leftovers(part, trainer.attributes)})
+    before = trainer.attributes if solved is None else plain_attributes(solved.model)
+    unknown = sorted({each for _, part in models for each in remove_leftovers(part, before)})
     result = TrainingResult(
         model=model,
         plan=plan,

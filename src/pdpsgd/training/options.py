@@ -120,6 +120,14 @@ class Options:
                 object.__setattr__(made, name, value)
         return made
 
+    def fixed(self: Made, **values: Any) -> Made:
+        """Make options with these values, which follow from others and have no source of their own."""
+        made = copy.copy(self)
+        object.__setattr__(made, "sources", {**self.sources, **dict.fromkeys(values, "default")})
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
+
     def _recommended(self) -> Mapping[str, Any]:
         """Values of the preset, if one was chosen."""
         return {}

@@ -39,6 +39,15 @@ class Request:
         """Return which levels allow anything and have some of it left."""
         return self.levels.usable() & (self.spent() < self.levels.epsilon * (1 - NOTHING_LEFT))
 
+    def everybody(self) -> float:
+        """Return the number of people who can be used, which is the batch of mechanisms without sampling."""
+        people = float(self.levels.people[self.usable()].sum())
+        if people == 0:
+            fail(
+                "Expected a budget that is left. Every budget is 0 or spent, so there is nobody to train on."
+            )
+        return people
+
     def spent(self) -> FloatArray:
         """Return what each level has spent in earlier plans and in the rounds so far."""
         return self.levels.spent(self.accountant)
@@ -53,8 +62,8 @@ class Mechanism:
     accountant: str | None = None
     """The accountant under which the mechanism is defined, if it is one only."""
     default_rounds: int = 1
-    full_batch: bool = False
-    """Whether everybody is in every step, whatever batch size is asked for."""
+    note: str | None = None
+    """What is to be said under the plan's table."""
 
 
 def meet_targets(

@@ -23,10 +23,7 @@ def _rounds(request: Request) -> list[Round]:
     share = FILTER_NOISE if request.filter_noise is None else request.filter_noise
     if not 0 < share <= 1:
         fail(f"Expected 0 < filter_noise <= 1. Got {share!r}.")
-    everybody = float(request.levels.people[request.usable()].sum())
-    if everybody == 0:
-        fail("Expected a budget that is left. Every budget is 0 or spent, so there is nobody to train on.")
-    found = at_one_rate(replace(request, batch_size=everybody), "pdp-gd-filter")
+    found = at_one_rate(replace(request, batch_size=request.everybody()), "pdp-gd-filter")
     largest = float(found.inverse_noise.max())
     limits = request.steps * found.inverse_noise**2
     return [found.round(share / largest, found.inverse_noise / largest, limits)]
@@ -35,5 +32,5 @@ def _rounds(request: Request) -> list[Round]:
 MECHANISM = Mechanism(
     _rounds,
     "everybody in every step; whoever's own gradients have spent their budget is out",
-    full_batch=True,
+    note="Everybody is in every step: no batch size applies.",
 )

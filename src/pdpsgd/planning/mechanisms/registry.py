@@ -9,6 +9,7 @@ from pdpsgd.planning.mechanisms import (
     excluding,
     filter,
     idp_sgd,
+    least_squares,
     partitioning,
     pdp_sgd,
     proper,
@@ -31,4 +32,5 @@ MECHANISMS: dict[str, Mechanism] = {
     "stretching": stretching.MECHANISM,
     "proper": proper.MECHANISM,
     "pdp-gd-filter": filter.MECHANISM,
+    least_squares.NAME: least_squares.MECHANISM,
 }
