@@ -42,14 +42,17 @@ def data_of(setting: Setting) -> tuple[Pair, Pair]:
 
 
 def model_of(setting: Setting) -> nn.Module:
-    """Make the paper's network for the data set; on scattering features a linear model that starts at zero."""
+    """Make the recipe's network for the data set; on scattering features a linear model that starts at zero."""
     check_one_of(STARTS, start=setting.recipe.start)
+    check_one_of(("paper", "idp"), network=setting.recipe.network)
     shape = features_of(setting.dataset, setting.recipe.features).input_shape
     if setting.recipe.features == "scattering":
         linear = models.by_name("linear", input_shape=shape, classes=10)
         start_at_zero(linear)
         return linear
     name = {"digits": "digits", "svhn": "svhn-cnn"}.get(setting.dataset, "mnist-cnn")
+    if setting.recipe.network == "idp":
+        name = f"idp-{name}"
     network = models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
     if setting.recipe.start == "drawn":
         changed = partial(
