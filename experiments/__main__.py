@@ -36,8 +36,8 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(STUDIES)}, table-3 (these train); {', '.join(WITHOUT_TRAINING)} (these do not); pages "
-            "(write everything again from the records); all.",
+            help=f"{', '.join(STUDIES)}, table-3, fairness (these train); {', '.join(WITHOUT_TRAINING)} (these do "
+            "not); pages (write everything again from the records); all.",
             show_default=False,
         ),
     ],
@@ -91,10 +91,12 @@ def reproduce(
     from experiments.tables import PAGES
 
     torch.set_num_threads(threads)
-    if what == "table-3":
+    if what in ("table-3", "fairness"):
+        from experiments.fairness import run_fairness
         from experiments.table_3 import run_table_3
 
-        for path in run_table_3(
+        study = run_table_3 if what == "table-3" else run_fairness
+        for path in study(
             output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
         ):
             typer.echo(f"wrote {path}")

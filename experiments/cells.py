@@ -140,7 +140,7 @@ def network_of(recipe: Recipe) -> str:
         f", {recipe.views} views" if recipe.views > 1 else "",
         ", started from drawn digits" if recipe.start == "drawn" else "",
     ]
-    return "the paper's CNN" + "".join(differences)
+    return ("IDP-SGD's CNN" if recipe.network == "idp" else "the paper's CNN") + "".join(differences)
 
 
 def printed_text(printed: Printed | None) -> str:
