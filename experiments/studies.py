@@ -69,7 +69,9 @@ def table_1_settings(dataset: str, search: Record) -> list[Setting]:
     for k, systems in ((0.0, SOUND_SYSTEMS), (-0.2, SKEWED_SYSTEMS), (0.2, SKEWED_SYSTEMS)):
         people = Population(k=k)
         settings += [
-            _tuned(dataset, system, search, people) for system in systems if system != EXCLUDE or excludes(people)
+            _tuned(dataset, system, search, people)
+            for system in systems
+            if system != EXCLUDE or excludes(people)
         ]
     return _known(settings)
 
@@ -346,6 +348,19 @@ STUDIES: dict[str, Study] = {
         idp_settings,
     ),
 }
+SHOWN_ON = dict.fromkeys(
+    (
+        "steps-as-published",
+        "rounds-as-published",
+        "noise-as-published",
+        "inputs-as-published",
+        "rates-as-published",
+        "accountants-as-published",
+    ),
+    "table-1-as-published",
+)
+"""Studies that have no page of their own."""
+
 WITHOUT_TRAINING = ("distributions", "rounds")
 
 

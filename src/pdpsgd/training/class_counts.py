@@ -122,6 +122,8 @@ def release_counts(
         )
     if given.size and not (given.min() >= 0 and given.max() < classes):
         fail(f"Expected classes from 0 to {classes - 1}. Got another one.")  # which one is private
+    if not planned.is_proven_here:
+        planned.verify()
     level = planned.level_of_person(budgets)
     if len(budgets) >= LARGEST_SUM:
         fail(f"Expected fewer than {LARGEST_SUM:,} people. Got {len(budgets):,}.")
@@ -207,5 +209,5 @@ def adjust_logits(model: nn.Module, adjustment: ArrayLike) -> nn.Module:
             f"Got {type(last).__name__}."
         )
     with torch.no_grad():
-        last.bias += added.to(last.bias)
+        last.bias.add_(added.to(last.bias))
     return changed
