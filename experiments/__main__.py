@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from experiments.reproduce import OWN_RECORDS
 from experiments.studies import STUDIES, WITHOUT_TRAINING
 from pdpsgd.cli.messages import messages_for_users
 from pdpsgd.errors import fail
@@ -36,7 +37,7 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(STUDIES)}, table-3, fairness (these train); {', '.join(WITHOUT_TRAINING)} (these do "
+            help=f"{', '.join((*STUDIES, *OWN_RECORDS))} (these train); {', '.join(WITHOUT_TRAINING)} (these do "
             "not); pages (write everything again from the records); all.",
             show_default=False,
         ),
@@ -91,7 +92,7 @@ def reproduce(
     from experiments.tables import PAGES
 
     torch.set_num_threads(threads)
-    if what in ("table-3", "fairness"):
+    if what in OWN_RECORDS:
         from experiments.fairness import run_fairness
         from experiments.table_3 import run_table_3
 

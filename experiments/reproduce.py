@@ -17,6 +17,9 @@ from experiments.studies import (
 )
 from pdpsgd.errors import check_one_of, fail
 
+OWN_RECORDS = ("table-3", "fairness")
+"""Studies that keep records of their own and are no part of `all`."""
+
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""
 
