@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from experiments.reproduce import OWN_RECORDS
 from experiments.studies import STUDIES, WITHOUT_TRAINING
 from pdpsgd.cli.messages import messages_for_users
 from pdpsgd.errors import fail
@@ -36,8 +37,8 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(STUDIES)}, table-3, filter, least-squares (these train); "
-            f"{', '.join(WITHOUT_TRAINING)} (these do not); pages (write everything again from the records); all.",
+            help=f"{', '.join((*STUDIES, *OWN_RECORDS))} (these train); {', '.join(WITHOUT_TRAINING)} (these do "
+            "not); pages (write everything again from the records); all.",
             show_default=False,
         ),
     ],
@@ -91,19 +92,14 @@ def reproduce(
     from experiments.tables import PAGES
 
     torch.set_num_threads(threads)
-    if what == "table-3":
-        from experiments.table_3 import run_table_3
-
-        for path in run_table_3(
-            output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
-        ):
-            typer.echo(f"wrote {path}")
-        return
-    if what in ("filter", "least-squares"):
+    if what in OWN_RECORDS:
+        from experiments.fairness import run_fairness
         from experiments.filters import run_filters
         from experiments.least_squares import run_least_squares
+        from experiments.table_3 import run_table_3
 
-        study = run_filters if what == "filter" else run_least_squares
+        studies = (run_table_3, run_fairness, run_filters, run_least_squares)
+        study = dict(zip(OWN_RECORDS, studies, strict=True))[what]
         for path in study(
             output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)
         ):

@@ -125,6 +125,13 @@ def gain(found: Cell | None, uniform: Cell | None) -> str:
     return f"{statistics.fmean(pairs):+.2f}{error}"
 
 
+STARTED = {
+    "drawn": ", started from drawn digits",
+    "normalized": ", layers normalized by generated images",
+    "processes": ", started from images of random processes",
+}
+
+
 def network_of(recipe: Recipe) -> str:
     """Return the model and what is not as in the paper about it, for a table.
 
@@ -138,9 +145,9 @@ def network_of(recipe: Recipe) -> str:
         ", images standardized" if recipe.features == "standardised-pixels" else "",
         ", images standardized locally" if recipe.features == "locally-standardised-pixels" else "",
         f", {recipe.views} views" if recipe.views > 1 else "",
-        ", started from drawn digits" if recipe.start == "drawn" else "",
+        STARTED.get(recipe.start, ""),
     ]
-    return "the paper's CNN" + "".join(differences)
+    return ("IDP-SGD's CNN" if recipe.network == "idp" else "the paper's CNN") + "".join(differences)
 
 
 def printed_text(printed: Printed | None) -> str:

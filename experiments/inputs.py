@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.kept_features import kept_features
+from experiments.random_processes import STARTS as PROCESSES
+from experiments.random_processes import start_from_processes
 from experiments.settings import VALIDATION_PEOPLE, Setting
 from pdpsgd.data import benchmarks as datasets
 from pdpsgd.data.benchmarks.catalog import Normalization, benchmark
@@ -42,14 +44,17 @@ def data_of(setting: Setting) -> tuple[Pair, Pair]:
 
 
 def model_of(setting: Setting) -> nn.Module:
-    """Make the paper's network for the data set; on scattering features a linear model that starts at zero."""
-    check_one_of(STARTS, start=setting.recipe.start)
+    """Make the recipe's network for the data set; on scattering features a linear model that starts at zero."""
+    check_one_of((*STARTS, *PROCESSES), start=setting.recipe.start)
+    check_one_of(("paper", "idp"), network=setting.recipe.network)
     shape = features_of(setting.dataset, setting.recipe.features).input_shape
     if setting.recipe.features == "scattering":
         linear = models.by_name("linear", input_shape=shape, classes=10)
         start_at_zero(linear)
         return linear
     name = {"digits": "digits", "svhn": "svhn-cnn"}.get(setting.dataset, "mnist-cnn")
+    if setting.recipe.network == "idp":
+        name = f"idp-{name}"
     network = models.by_name(name, input_shape=shape, classes=10, activation=setting.recipe.activation)
     if setting.recipe.start == "drawn":
         changed = partial(
@@ -58,6 +63,11 @@ def model_of(setting: Setting) -> nn.Module:
             normalization=benchmark(setting.dataset).normalization,
         )
         start_from_synthetic(network, setting.dataset, features_of=changed)
+    elif setting.recipe.start in PROCESSES and isinstance(network, nn.Sequential):
+        constants = benchmark(setting.dataset).normalization
+        start_from_processes(
+            network, setting.recipe.start, mean=constants.mean[0], deviation=constants.std[0]
+        )
     return network
 
 

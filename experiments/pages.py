@@ -10,6 +10,7 @@ from pathlib import Path
 
 from experiments.cells import Cell, printed_text
 from experiments.published import SKEWS, TABLE_1
+from experiments.search import EXCLUDE
 
 HOW_TO_READ = (
     "Test accuracy in percent: mean ± standard deviation over seeds (number of seeds in parentheses). "
@@ -41,10 +42,12 @@ def by_skew(dataset: str, systems: Sequence[str], cells: Sequence[Cell]) -> list
     for system in systems:
         shown = []
         for k in SKEWS:
-            # Uniform DP-SGD at the smallest budget does not depend on k.
-            found = find(cells, system, k) or (find(cells, system, 0.0) if system == "dp-sgd" else None)
+            found = find(cells, system, k)
+            if found is None and system in ("dp-sgd", EXCLUDE):
+                # Uniform DP-SGD at the smallest budget does not depend on k; excluding nobody is the same.
+                found = find(cells, "dp-sgd", 0.0)
             shown += [text(found), printed_text(TABLE_1.get((dataset, k, system)))]
-        middle = find(cells, system, 0.0)
+        middle = find(cells, "dp-sgd" if system == EXCLUDE else system, 0.0)
         steps = "" if middle is None or middle.iterations is None else f"{middle.iterations:,}"
         lines.append(f"| {system} | {' | '.join(shown)} | {steps} |")
     return lines

@@ -9,6 +9,7 @@ from experiments.record import Record
 from experiments.search import SEARCH_SEED
 from experiments.settings import Setting
 from experiments.studies import (
+    SHOWN_ON,
     STUDIES,
     WITHOUT_TRAINING,
     Study,
@@ -16,21 +17,11 @@ from experiments.studies import (
 )
 from pdpsgd.errors import check_one_of, fail
 
+OWN_RECORDS = ("table-3", "fairness", "filter", "least-squares")
+"""Studies that keep records of their own and are no part of `all`."""
+
 WHAT = (*STUDIES, *WITHOUT_TRAINING, "pages", "all")
 """`pages` only writes tables and figures again, from the records that are there."""
-
-SHOWN_ON = dict.fromkeys(
-    (
-        "steps-as-published",
-        "rounds-as-published",
-        "noise-as-published",
-        "inputs-as-published",
-        "rates-as-published",
-        "accountants-as-published",
-    ),
-    "table-1-as-published",
-)
-"""Studies that have no page of their own."""
 
 ALWAYS_THERE = "digits"  # for a first look without benchmark files; no figure of the paper
 
@@ -93,8 +84,10 @@ def reproduce(
 
 def write_pages(what: str, search: Record, record: Record, output: Path) -> list[Path]:
     """Write the tables and figures that a study belongs to, from the records."""
+    from experiments.fairness import write_fairness
     from experiments.figures_page import write_figures
     from experiments.overview import write_overview
+    from experiments.table_3 import write_table_3
     from experiments.tables import PAGES
 
     written: list[Path] = []
@@ -103,6 +96,8 @@ def write_pages(what: str, search: Record, record: Record, output: Path) -> list
     for name, make in PAGES.items():
         if everything or name in (page, "search"):
             written += make(search, record).write(output)
+    if everything:
+        written += [*write_table_3(output), *write_fairness(output)]
     written += write_overview(search, record, output)
     return written + write_figures(what, search, record, output)
 

@@ -117,7 +117,7 @@ def title(setting: dict[str, Any], seed: int) -> str:
     """
     recipe = setting["recipe"]
     reading = "" if setting.get("reading") is None else f" ({setting['reading']})"
-    start = " from a drawn start" if recipe.get("start") == "drawn" else ""
+    start = f" from a {recipe['start']} start" if "start" in recipe else ""
     return (
         f"{setting['dataset']} {setting['system']}{reading} k={setting['population']['k']:g} "
         f"{setting['bookkeeping']} by {setting['accountant']} {recipe['features']}{start}, "

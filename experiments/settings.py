@@ -44,7 +44,8 @@ class Recipe:
     `learning_rate` is for gradients divided by the clipping norm, so that the two can be chosen apart: the
     optimizer gets learning_rate / max_grad_norm. With a `noise_multiplier` the plan finds the steps. With
     several `views`, an example goes through the network that often, each time moved by up to two pixels. The
-    first weights are random ones, or with `start` "drawn" those that `start_from_synthetic` makes of them.
+    first weights are random ones, or with `start` "drawn" those that `start_from_synthetic` makes of them. The
+    `network` is the paper's, or that of IDP-SGD's public code ("idp").
     """
 
     steps: int | None = 1000
@@ -60,6 +61,7 @@ class Recipe:
     rounds: int | None = None
     views: int = 1
     start: str = "random"
+    network: str = "paper"
 
 
 PAPERS_RECIPE = Recipe(
@@ -107,6 +109,8 @@ class Setting:
             del plain["recipe"]["views"]
         if self.recipe.start == "random":
             del plain["recipe"]["start"]
+        if self.recipe.network == "paper":
+            del plain["recipe"]["network"]
         for name in ("loss", "reading"):
             if plain[name] is None:
                 del plain[name]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from experiments.published import DATASETS, IDP_CASES, TABLE_1_SYSTEMS, TABLE_2
 from experiments.readings import READINGS
 from experiments.record import Record
-from experiments.search import GRIDS, chosen_recipe, kind_of, recipe_for, trials
+from experiments.search import EXCLUDE, GRIDS, chosen_recipe, kind_of, recipe_for, trials
 from experiments.settings import PAPERS_RECIPE, Population, Recipe, Setting
 from pdpsgd.accounting import Exposure
 from pdpsgd.accounting.registry import accountant
+from pdpsgd.planning.levels import make_levels
+from pdpsgd.planning.mechanisms.excluding import strongest_threshold
 
 LEAVE_OUT_BELOW = 0.75
 """The system `leave-out` leaves out half of the people at k = 0."""
@@ -20,6 +23,7 @@ LEAVE_OUT_BELOW = 0.75
 SOUND_SYSTEMS = (
     "pdp-sgd-exact",
     "dp-sgd",
+    EXCLUDE,
     "pdp-sgd-adaptive",
     "pdp-sgd-fixed",
     "adapdp",
@@ -32,7 +36,7 @@ SOUND_SYSTEMS = (
     "leave-out",
     "one-after-another",
 )
-SKEWED_SYSTEMS = ("pdp-sgd-exact", "pdp-sgd-adaptive")
+SKEWED_SYSTEMS = ("pdp-sgd-exact", EXCLUDE, "pdp-sgd-adaptive")
 """Uniform DP-SGD goes by the smallest budget, 0.5 at any skew: it is the same at all of them."""
 
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
@@ -41,7 +45,10 @@ STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
 INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
 PEOPLE = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "digits": 1_437}
-IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", "idp-sample", "idp-scale")
+IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", EXCLUDE, "idp-sample", "idp-scale")
+IDP_NETWORK_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", EXCLUDE)
+"""With IDP-SGD's own network, whose runs take minutes each."""
+IDP_KINDS = ("scattering", "pixels", "idp")
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -60,8 +67,20 @@ def table_1_settings(dataset: str, search: Record) -> list[Setting]:
     """Every system at k = 0, and two of them at the other skews, each with the recipe its search chose."""
     settings = []
     for k, systems in ((0.0, SOUND_SYSTEMS), (-0.2, SKEWED_SYSTEMS), (0.2, SKEWED_SYSTEMS)):
-        settings += [_tuned(dataset, system, search, Population(k=k)) for system in systems]
+        people = Population(k=k)
+        settings += [
+            _tuned(dataset, system, search, people)
+            for system in systems
+            if system != EXCLUDE or excludes(people)
+        ]
     return _known(settings)
+
+
+@lru_cache
+def excludes(population: Population) -> bool:
+    """Return whether `dp-sgd-exclude` leaves anybody out: where it does not, it is uniform DP-SGD, and not run."""
+    levels, _ = make_levels(population.budgets(10_000, shuffle=0))
+    return strongest_threshold(levels) > float(levels.epsilon.min())
 
 
 def as_published_settings(dataset: str, search: Record) -> list[Setting]:
@@ -211,13 +230,24 @@ def interval_settings(dataset: str, search: Record) -> list[Setting]:
 
 
 def idp_settings(dataset: str, search: Record) -> list[Setting]:
-    """IDP-SGD's own benchmark, three tiers 1, 2 and 3: linear on scattering features, and the paper's network."""
+    """IDP-SGD's own benchmark, three tiers 1, 2 and 3: scattering features, the paper's network, and IDP-SGD's own."""
     settings = []
     for tiers in IDP_CASES.values():
         people = Population(tiers=tiers)
-        for kind in ("scattering", "pixels"):
-            settings += [_tuned(dataset, system, search, people, kind=kind) for system in IDP_SYSTEMS]
+        for kind in IDP_KINDS:
+            settings += [
+                _tuned(dataset, system, search, people, kind=kind)
+                for system in (IDP_NETWORK_SYSTEMS if kind == "idp" else IDP_SYSTEMS)
+                if _is_run(system, people, kind)
+            ]
     return _known(settings)
+
+
+def _is_run(system: str, people: Population, kind: str) -> bool:
+    """Return whether a system is run by itself: not where it is, or would be, uniform DP-SGD at epsilon 1 again."""
+    if system == EXCLUDE:
+        return excludes(people)
+    return system != "dp-sgd" or kind != "idp" or people.tiers == IDP_CASES["34/43/23"]
 
 
 def noise_settings(dataset: str, search: Record) -> list[Setting]:
@@ -257,11 +287,17 @@ def search_for(*systems: str, kinds: tuple[str, ...] = ("pixels",)) -> Callable[
     return searches
 
 
+def idp_searches(dataset: str) -> list[list[Setting]]:
+    """Those of table 1 for its recipes, and one with IDP-SGD's own network, by which all systems go."""
+    systems = (system for system in IDP_SYSTEMS if system != EXCLUDE)
+    return [*search_for(*systems)(dataset), *search_for("pdp-sgd-exact", kinds=("idp",))(dataset)]
+
+
 STUDIES: dict[str, Study] = {
     "table-1": Study(
         "Table 1 under equal and sound conditions",
         DATASETS,
-        search_for(*SOUND_SYSTEMS),
+        search_for(*(system for system in SOUND_SYSTEMS if system != EXCLUDE)),
         table_1_settings,
     ),
     "features": Study(
@@ -308,10 +344,23 @@ STUDIES: dict[str, Study] = {
     "idp-benchmark": Study(
         "IDP-SGD's own benchmark",
         ("mnist", "svhn"),
-        search_for(*IDP_SYSTEMS),
+        idp_searches,
         idp_settings,
     ),
 }
+SHOWN_ON = dict.fromkeys(
+    (
+        "steps-as-published",
+        "rounds-as-published",
+        "noise-as-published",
+        "inputs-as-published",
+        "rates-as-published",
+        "accountants-as-published",
+    ),
+    "table-1-as-published",
+)
+"""Studies that have no page of their own."""
+
 WITHOUT_TRAINING = ("distributions", "rounds")
 
 

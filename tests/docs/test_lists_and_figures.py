@@ -15,7 +15,7 @@ import typer.main
 
 import experiments
 from experiments.__main__ import app as experiments_app
-from experiments.reproduce import WHAT
+from experiments.reproduce import OWN_RECORDS, WHAT
 from pdpsgd.cli import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_commands_on_the_page_have_the_options_that_are_shown(name: str) -> None
     for line in shown_commands(page(name), "python -m experiments"):
         _, _, _, *words = shlex.split(line, comments=True)
         if words:
-            assert words[0] in (*WHAT, "table-3", "WHAT"), f"{name}: {line}"
+            assert words[0] in (*WHAT, *OWN_RECORDS, "WHAT"), f"{name}: {line}"
             parse(EXPERIMENTS, words)
 
 

@@ -1,4 +1,4 @@
-"""The networks: the paper's two CNNs, small ones for digits and tables, and the user's own by name.
+"""The networks: the paper's two CNNs, those of IDP-SGD, small ones for digits and tables, and the user's own by name.
 
 All of them give logits and are made of ordinary layers without batch statistics, so that every example's
 gradient is its own. Every parameter starts from torch's default initialization; seed torch to repeat it.
@@ -71,6 +71,35 @@ def svhn_cnn(activation: str = "relu", *, classes: int = 10) -> nn.Sequential:
     )
 
 
+def idp_mnist_cnn(activation: str = "tanh", *, classes: int = 10) -> nn.Sequential:
+    """Return the network of IDP-SGD's public code for MNIST (1 x 28 x 28): 26,010 parameters.
+
+    The paper's `mnist_cnn` but for tanh, and padding 2 in place of 3 in the first layer.
+
+    >>> count_parameters(idp_mnist_cnn())
+    26010
+    """
+    network = mnist_cnn(activation, classes=classes)
+    network[0] = nn.Conv2d(1, 16, kernel_size=8, stride=2, padding=2)
+    return network
+
+
+def idp_svhn_cnn(activation: str = "tanh", *, classes: int = 10) -> nn.Sequential:
+    """Return the network of IDP-SGD's public code for SVHN (3 x 32 x 32): 550,570 parameters.
+
+    >>> count_parameters(idp_svhn_cnn())
+    550570
+    """
+    act = _activation(activation)
+    layers: list[nn.Module] = []
+    width = 3
+    for size in (32, 64, 128):
+        layers += [nn.Conv2d(width, size, kernel_size=3, padding=1), act()]
+        layers += [nn.Conv2d(size, size, kernel_size=3, padding=1), act(), nn.MaxPool2d(2)]
+        width = size
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 128), act(), nn.Linear(128, classes))
+
+
 def tabular_network(
     features: int, classes: int, *, hidden: Iterable[int] = (32,), activation: str = "tanh"
 ) -> nn.Sequential:
@@ -126,6 +155,16 @@ BUILT_IN: dict[str, BuiltIn] = {
     "svhn-cnn": BuiltIn(
         "the paper's CNN for SVHN",
         lambda shape, classes, act: svhn_cnn(act or "relu", classes=classes),
+        (3, 32, 32),
+    ),
+    "idp-mnist-cnn": BuiltIn(
+        "IDP-SGD's CNN for MNIST",
+        lambda shape, classes, act: idp_mnist_cnn(act or "tanh", classes=classes),
+        (1, 28, 28),
+    ),
+    "idp-svhn-cnn": BuiltIn(
+        "IDP-SGD's CNN for SVHN",
+        lambda shape, classes, act: idp_svhn_cnn(act or "tanh", classes=classes),
         (3, 32, 32),
     ),
     "digits": BuiltIn(
