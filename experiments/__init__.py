@@ -17,6 +17,8 @@
 | `many_records` | how many records of a person should take part: mails by senders, a study of its own |
 | `advice`, `advice_sets` | the runs behind the rules of `pdpsgd advise`, and the public sets that they are on |
 | `table_3` | Individualized PATE beside `pdp-sgd-exact`, with linear models |
+| `filters` | individual filters beside `pdp-sgd-exact`, at equal compute |
+| `least_squares` | personal least squares, with nothing tuned |
 | `fairness` | by tier and class where strictness goes with a class, and what remedies cost |
 | `random_processes` | first weights from generated images, tried for Fashion-MNIST |
 | `mail_embeddings` | features of the mails, for `many_records` |
