@@ -202,10 +202,14 @@ def read_inputs(
             shared.parse_tiers(whose.tiers), len(data.test_inputs), whose.delta, shuffle=whose.tiers_seed + 1
         )
         tiers = tier_names(made_up.epsilon)
-    elif how.test_file is not None and in_data:
-        tested = whose.read(how.test_file, repeated_ids=many)
+    elif how.test_file is not None and in_data and _has_column(how.test_file, whose.epsilon_column):
+        whose_test = whose if data.test_ids is not None else replace(whose, id_column=None)
+        tested = whose_test.read(how.test_file, repeated_ids=many)
         _check_allowed(tested, how.test_file)
         without_promise, tiers = len(tested), _tiers_of_records(tested, data)
+    if whose.epsilon_map is not None:
+        note = f"What people allow is given in words, which stand for these epsilons: {whose.epsilon_map}."
+        data = replace(data, notes=(*data.notes, note))
     if whose.tiers is not None and tiers is not None:
         note = "People were put into tiers at random: differences in accuracy between tiers are chance."
         data = replace(data, notes=(*data.notes, note))
@@ -215,9 +219,13 @@ def read_inputs(
 
 def _has_budgets(source: str, whose: ListOptions) -> bool:
     """Tell whether a table has a column of budgets, or is said to have one."""
+    return whose.said("epsilon_column") or _has_column(Path(source), whose.epsilon_column)
+
+
+def _has_column(table: Path, name: str) -> bool:
     from pdpsgd.budgets.readers import open_table
 
-    return whose.said("epsilon_column") or whose.epsilon_column in open_table(Path(source))[0].columns
+    return name in open_table(table)[0].columns
 
 
 def _tiers_of_records(tested: Budgets, data: PeopleData) -> list[str]:

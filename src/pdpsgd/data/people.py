@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from pdpsgd.data.schema import Schema
+    from pdpsgd.data.tabular import TabularData
 
 TABLES = (".csv", ".parquet", ".pq")
 
@@ -286,8 +287,12 @@ def _table(
         )
     options: dict[str, Any] = {"leave_out": leave_out, "repeated_ids": repeated_ids}
     encoded = encode(path, declared, **options)
-    test = None if test_file is None else encode(test_file, declared, **options)
-    if test is not None and declared.id_column is not None:
+    test = None if test_file is None else _test_people(test_file, declared, options)
+    named = test is not None and test.named
+    notes = (
+        encoded.notes if named or test is None or declared.id_column is None else (*encoded.notes, UNCHECKED)
+    )
+    if test is not None and named:
         both = set(encoded.ids.tolist()) & set(test.ids.tolist())
         if both:
             fail(
@@ -307,13 +312,26 @@ def _table(
         classes=encoded.classes,
         test_inputs=None if test is None else test.inputs + (len(encoded.inputs) if texts else 0),
         test_targets=None if test is None else test.targets,
-        test_ids=None if test is None else test.ids,
+        test_ids=test.ids if test is not None and named else None,
         schema=declared,
-        notes=encoded.notes,
+        notes=notes,
         named=declared.id_column is not None,
         learned_from_data=not declared.confirmed,
         preprocessing=Preprocessing("table", schema=declared),
     )
+
+
+UNCHECKED = "The table of test people has no ids, so it was not checked that none of them is trained on."
+
+
+def _test_people(file: str | Path, declared: Schema, options: dict[str, Any]) -> TabularData:
+    """Encode a table of test people, who need no ids."""
+    from pdpsgd.budgets.readers import open_table
+    from pdpsgd.data.tabular import encode
+
+    names = open_table(file)[0].columns
+    known = declared if declared.id_column in names else replace(declared, id_column=None)
+    return encode(file, known, **options)
 
 
 def _load_npz(path: Path) -> Any:
