@@ -217,6 +217,57 @@ def read_inputs(
     return replace(inputs, without_promise=without_promise)
 
 
+def with_calibration(
+    inputs: TrainingInputs, calibrate: str | None, how: DataOptions, whose: ListOptions
+) -> TrainingInputs:
+    """Read the people whom probabilities are calibrated on; they must be outside the list.
+
+    Args:
+        inputs: The records of the run, before features are made of them.
+        calibrate: What `--calibrate` says: a file, or the plan's last steps.
+        how: How records are read.
+        whose: Names of columns with budgets.
+
+    Returns:
+        The inputs with these people, who are promised nothing.
+    """
+    if calibrate is None or calibrate == "steps":
+        return inputs
+    from pdpsgd.data.people import others_like
+
+    file = Path(calibrate)
+    columns = [name for name in (whose.epsilon_column, whose.delta_column) if name is not None]
+    others = others_like(
+        file,
+        inputs.schema,
+        classes=inputs.classes,
+        leave_out=columns,
+        image_size=(how.image_size, how.image_size),
+        color=not how.gray,
+        people_file=how.people_file,
+    )
+    known = set() if inputs.budgets is None or not inputs.budgets.named else set(inputs.budgets.ids.tolist())
+    both = known & set(others.ids.tolist())
+    if others.named and both:
+        fail(
+            f"Expected people outside the list, to calibrate on. Got {min(both, key=str)!r} in {calibrate} and on the "
+            "list: their record would be used beyond what they allow."
+        )
+    texts = (*inputs.texts, *others.texts)
+    numbers = others.inputs + (len(inputs.texts) if others.texts else 0)
+    asked = 0
+    if others.schema is not None and _has_budgets(calibrate, whose):
+        allowed = whose.read(file, id_column=others.schema.id_column, repeated_ids=True)
+        _check_allowed(allowed, file)
+        asked = len(allowed)
+    return replace(
+        inputs,
+        calibration_data=(numbers, others.targets),
+        texts=texts,
+        without_promise=inputs.without_promise + asked,
+    )
+
+
 def _has_budgets(source: str, whose: ListOptions) -> bool:
     """Tell whether a table has a column of budgets, or is said to have one."""
     return whose.said("epsilon_column") or _has_column(Path(source), whose.epsilon_column)

@@ -142,6 +142,47 @@ def load_people(
     )
 
 
+def others_like(
+    source: str | Path,
+    schema: Schema | None,
+    *,
+    classes: Sequence[str],
+    leave_out: Sequence[str] = (),
+    image_size: tuple[int, int] = (32, 32),
+    color: bool = True,
+    people_file: str | Path | None = None,
+) -> PeopleData:
+    """Read other people's records as those of a run were read.
+
+    Args:
+        source: A table for the schema; else a folder of images or an .npz file.
+        schema: The schema of the run's records, where they are a table.
+        classes: The classes of the run's records.
+        leave_out: Columns of a table that hold budgets.
+        image_size: Height and width that images in folders are brought to.
+        color: Whether images are read in color.
+        people_file: A table with the columns `file` and `id`, for folders of images.
+
+    Returns:
+        Tensors, with the id of each record's person.
+
+    Raises:
+        PdpsgdError: If the records are of another kind, or have other classes.
+    """
+    path = Path(source)
+    if schema is not None:
+        if path.suffix.lower() not in TABLES:
+            fail(f"Expected a .csv or .parquet file, as the records are. Got {str(source)!r}.")
+        known = [name for name in leave_out if name not in schema.features]
+        return _table(path, schema, known, None, one_row_per_person=True, repeated_ids=True)
+    others = load_people(
+        source, image_size=image_size, color=color, people_file=people_file, repeated_ids=True
+    )
+    if tuple(others.classes) != tuple(classes):
+        fail(f"Expected the classes {list(classes)} in {str(source)!r}. Got {list(others.classes)}.")
+    return others
+
+
 def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleData, Budgets, Budgets]:
     """Set people of the list aside, to test on.
 
