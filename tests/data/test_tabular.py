@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpsgd.data.tabular import Categorical, Ignored, Numeric, Schema, draft_schema, encode
+from pdpsgd.data.tabular import Categorical, Date, Ignored, Numeric, Schema, draft_schema, encode
 from pdpsgd.errors import PdpsgdError
 
 SCHEMA = Schema(
@@ -169,3 +170,37 @@ def test_a_column_that_the_schema_needs_and_the_table_lacks_is_named() -> None:
 def test_a_schema_without_features_is_refused() -> None:
     with pytest.raises(PdpsgdError, match="at least one numeric or categorical column"):
         encode(polars.DataFrame(PEOPLE), Schema("income", ("low", "high")))
+
+
+def test_nullable_types_of_pandas_are_read_as_others_are() -> None:
+    plain = {
+        "age": [20, None, 60],
+        "tall": [True, None, False],
+        "job": ["nurse", None, "cook"],
+        "y": ["a", "b", "a"],
+    }
+    types = {"age": "Int64", "tall": "boolean", "job": "string", "y": "category"}
+    schema = Schema(
+        "y",
+        ("a", "b"),
+        {"age": Numeric(0, 100), "tall": Categorical(("true",)), "job": Categorical(("nurse",))},
+    )
+    nullable = pandas.DataFrame({name: pandas.array(v, dtype=types[name]) for name, v in plain.items()})
+    found = encode(nullable, schema)
+    assert torch.equal(found.inputs, encode(polars.DataFrame(plain), schema).inputs)
+    assert found.targets.tolist() == [0, 1, 0]
+    assert draft_schema(nullable, label="y").columns["age"] == Numeric(20, 60)
+
+
+def test_dates_become_numbers_within_their_public_range() -> None:
+    days = Date(datetime.date(2020, 1, 1), datetime.date(2020, 12, 31))
+    schema = Schema("y", ("a", "b"), {"day": days})
+    values = ["2020-01-01", "2020-07-01 12:00", "2031-01-01", None]
+    frame = polars.DataFrame({"day": values, "y": ["a", "b", "a", "b"]})
+    as_text = encode(frame, schema).inputs[:, 0].tolist()
+    assert as_text == pytest.approx([-1, 2 * 182 / 365 - 1, 1, 0])
+    typed = frame.with_columns(polars.col("day").str.slice(0, 10).str.to_date())
+    assert encode(typed, schema).inputs[:, 0].tolist() == pytest.approx(as_text)
+    assert encode(typed.to_pandas(), schema).inputs[:, 0].tolist() == pytest.approx(as_text)
+    with pytest.raises(PdpsgdError, match=r"Expected a date, .* in column 'day' .*row 0. Got '1.7.2020'"):
+        encode(polars.DataFrame({"day": ["1.7.2020"], "y": ["a"]}), schema)

@@ -18,7 +18,14 @@ from typer.testing import CliRunner
 from pdpsgd.cli import app
 
 ROOT = Path(__file__).parents[2]
-RUN = ("README.md", "docs/index.md", "docs/choosing.md", "docs/pate.md", "docs/people-over-time.md")
+RUN = (
+    "README.md",
+    "docs/index.md",
+    "docs/choosing.md",
+    "docs/pate.md",
+    "docs/people-over-time.md",
+    "docs/transformers.md",
+)
 """Pages whose Python is run, block after block, as a reader would."""
 COMMANDS = ("docs/index.md", "docs/own-data.md", "docs/command-line.md", "docs/people-over-time.md")
 """Pages whose commands are run, in order, in a folder with people.csv and list.csv."""

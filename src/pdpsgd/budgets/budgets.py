@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd._typing import BoolArray, FloatArray, IdArray, IntArray
-from pdpsgd.errors import check_positive, fail, shown
+from pdpsgd.budgets.rows import check_rows, check_words, number_or_nan, numbers_in, words_remedy
+from pdpsgd.errors import check_positive, fail
 
 # A finite epsilon above this is warned of.
 LARGE_EPSILON = 20
@@ -169,6 +170,7 @@ class Budgets:
         delta: float = 1e-5,
         allow_infinite: bool = False,
         repeated_ids: bool = False,
+        epsilon_map: Mapping[str, float] | None = None,
     ) -> Budgets:
         """Read budgets from a pandas or polars frame, or from a CSV or Parquet file.
 
@@ -180,6 +182,8 @@ class Budgets:
             delta: one delta for everybody, without `delta_column`.
             allow_infinite: accept people who ask for no protection.
             repeated_ids: accept several rows of a person, all with the same budget.
+            epsilon_map: the epsilon that each word in `epsilon_column` stands for, as in {"low": 0.5, "high": 8};
+                public, as budgets are.
 
         Returns:
             The budgets, in the order of the rows, one per person.
@@ -191,12 +195,16 @@ class Budgets:
 
         wanted = [name for name in (id_column, epsilon_column, delta_column) if name is not None]
         numbers = [name for name in (epsilon_column, delta_column) if name is not None]
-        columns, source = read_columns(table, wanted, check=partial(_check_rows, numbers, allow_infinite))
-        for name in (epsilon_column, delta_column):
-            where = None if name is None else _first_non_number(columns[name])
-            if name is not None and where is not None:
+        words = {} if epsilon_map is None else {epsilon_column: check_words(epsilon_map)}
+        check = partial(check_rows, numbers, words, allow_infinite)
+        columns, source = read_columns(table, wanted, check=check)
+        for name in numbers:
+            columns[name] = numbers_in(columns[name], words.get(name))
+            where = _first_non_number(columns[name])
+            if where is not None:
                 got = str(columns[name][where])
-                fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {got!r}.")
+                remedy = words_remedy(columns[name]) if name == epsilon_column else ""
+                fail(f"Expected a number in column {name!r} of {source.row(where)}. Got {got!r}.{remedy}")
         ids = None if id_column is None else _names(columns[id_column], source.row)
         place = source.row
         if ids is not None and repeated_ids:
@@ -315,47 +323,6 @@ def _numbers(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> F
         return array.astype(np.float64)
     except OverflowError:
         fail(f"Expected {name} to be numbers that fit in double precision. Got {values!r}.")
-
-
-def _check_rows(names: Iterable[str], allow_infinite: bool, frame: Any, source: Any) -> None:
-    """Refuse all rows of a table together that hold no budget, where several do."""
-    for place, name in enumerate(names):
-        series = frame[name]
-        missing = series.is_null().to_numpy()
-        bad = missing | ~_are_budgets(series, 1.0 if place else math.inf, allow_infinite)
-        found = np.flatnonzero(bad).tolist()
-        if len(found) < 2 or (len(found) == len(series) and not missing.any()):
-            continue  # one has a sentence of its own, and so has a column of another kind
-        rows = (
-            f"row {i + source.first_row}: {'missing' if missing[i] else shown(series[i])}" for i in found[:8]
-        )
-        listed = ", ".join(rows)
-        more = f" and {len(found) - 8:,} more" if len(found) > 8 else ""
-        range_ = "0 <= delta < 1" if place else "a number >= 0 (0: this person's record is never used)"
-        fail(
-            f"Expected {range_} in column {name!r} of {source.name}. Got something else in {len(found):,} of "
-            f"{len(series):,} rows: {listed}{more}."
-        )
-
-
-def _are_budgets(series: Any, most: float, allow_infinite: bool) -> npt.NDArray[np.bool_]:
-    """Tell of each row whether it holds a number from 0 up to, but without, `most`."""
-    from pdpsgd.budgets.readers import as_array
-
-    if series.dtype.is_numeric() and not series.dtype.is_decimal():
-        values = np.asarray(as_array(series), dtype=np.float64)
-    else:
-        values = np.array([_number_or_nan(value) for value in series.to_list()], dtype=np.float64)
-    return ((values >= 0) & (values < most)) | (allow_infinite and most == math.inf) & (values == math.inf)
-
-
-def _number_or_nan(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (Real, Decimal, str)):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 def _array(name: str, values: npt.ArrayLike, place: Callable[[int], str]) -> IdArray:
@@ -485,17 +452,9 @@ def _first_non_number(column: IdArray) -> int | None:
     if column.dtype.kind in "iuf":
         return None
     if column.dtype.kind in "US":
-        return next((index for index, text in enumerate(column) if not _reads_as_number(text)), 0)
+        return next((index for index, text in enumerate(column) if math.isnan(number_or_nan(text))), 0)
     values = enumerate(column.tolist())
     return next((i for i, x in values if not isinstance(x, (Real, Decimal)) or isinstance(x, bool)), None)
-
-
-def _reads_as_number(text: Any) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _range(values: FloatArray) -> str:

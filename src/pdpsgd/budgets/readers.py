@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,6 +20,9 @@ from pdpsgd.errors import PdpsgdError, fail, shown
 Frame = nw.DataFrame[Any]
 
 KINDS = (".csv", ".parquet", ".pq")
+CSV = "a table (CSV, in UTF-8)"
+SNIFFED = 2**20
+"""Bytes of a CSV file that tell how numbers are written in it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Source:
 
     name: str
     first_row: int = 0
+    remark: str | None = None
+    """How a file was read that is not as most are."""
 
     def row(self, index: int) -> str:
         """Name the row with this index, counted from 0."""
@@ -46,8 +53,11 @@ def open_table(table: Any) -> tuple[Frame, Source]:
             )
     path = Path(table)
     is_csv = _check_is_table(path)
-    frame = _read_csv(path) if is_csv else _read_parquet(path)
-    return nw.from_native(frame, eager_only=True), Source(path.name, first_row=2 if is_csv else 0)
+    if not is_csv:
+        return nw.from_native(_read_parquet(path), eager_only=True), Source(path.name)
+    how = csv_format(path)
+    source = Source(path.name, first_row=2, remark=how.remark(path.name))
+    return nw.from_native(_read_csv(path, how), eager_only=True), source
 
 
 def count_rows(path: Path) -> int:
@@ -70,7 +80,7 @@ def table_batches(path: Path, rows: int) -> Iterator[tuple[Frame, Source]]:
                 yield nw.from_native(piece, eager_only=True), Source(path.name, first_row)
                 first_row += len(piece)
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError) as error:
-        _fail_to_read(path, "a table (CSV, in UTF-8)" if is_csv else "a Parquet file", error)
+        _fail_to_read(path, CSV if is_csv else "a Parquet file", error)
 
 
 def _scan(path: Path) -> Any:
@@ -79,8 +89,10 @@ def _scan(path: Path) -> Any:
     if not _check_is_table(path):
         _check_parquet(path)
         return _read(polars.scan_parquet, path, "a Parquet file", glob=False)
-    _check_csv(path)
-    return _read(polars.scan_csv, path, "a table (CSV, in UTF-8)", infer_schema_length=None, glob=False)
+    how = csv_format(path)
+    if how.encoding != "utf8":  # polars decodes whole files only
+        return _read_csv(path, how).lazy()
+    return _read(polars.scan_csv, path, CSV, **how.options, glob=False)
 
 
 def _check_is_table(path: Path) -> bool:
@@ -100,6 +112,54 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class CsvFormat:
+    """How a CSV file is written: what stands between cells, how numbers and letters are written."""
+
+    separator: str = ","
+    decimal_comma: bool = False
+    encoding: str = "utf8"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of polars; all rows are looked at for a column's type: a late odd value makes text, not an error."""
+        return {
+            "separator": self.separator,
+            "decimal_comma": self.decimal_comma,
+            "infer_schema_length": None,
+        }
+
+    def remark(self, name: str) -> str | None:
+        """Say what was guessed."""
+        if self.encoding == "utf8":
+            return None
+        return f"{name} is no UTF-8: it was read as {self.encoding} (Latin-1). Look whether its letters came out right."
+
+
+def csv_format(path: Path) -> CsvFormat:
+    """Look at a CSV file: the line of names tells its separator, the first rows its decimals, all bytes its letters."""
+    _check_csv(path)
+    start = first_bytes(path, "a table (CSV)", SNIFFED)
+    names = re.sub(rb'"[^"]*"', b"", start.splitlines()[0])
+    separator = max((b",", b";", b"\t"), key=names.count)
+    comma = separator == b";" and re.search(rb"(^|;)-?\d+,\d+(;|\r?$)", start, re.M) is not None
+    point = re.search(rb"(^|;)-?\d+\.\d+(;|\r?$)", start, re.M) is not None
+    return CsvFormat(separator.decode(), comma and not point, _encoding(path))
+
+
+def _encoding(path: Path) -> str:
+    """Tell UTF-8 from the older encodings of one byte per letter, of which Windows' own is the most common."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        try:
+            while part := file.read(2**22):
+                decoder.decode(part)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return "cp1252"
+    return "utf8"
+
+
 def _check_csv(path: Path) -> None:
     start = first_bytes(path, "a table (CSV)")
     if not start.strip():
@@ -112,13 +172,10 @@ def _check_csv(path: Path) -> None:
         fail(f"Expected a table (CSV, in UTF-8) at {str(path)!r}. Got {kind}. {remedy}")
 
 
-def _read_csv(path: Path) -> Any:
+def _read_csv(path: Path, how: CsvFormat) -> Any:
     import polars
 
-    _check_csv(path)
-
-    # All rows are looked at for a column's type: a late odd value makes text, not an error.
-    return _read(polars.read_csv, path, "a table (CSV, in UTF-8)", infer_schema_length=None)
+    return _read(polars.read_csv, path, CSV, encoding=how.encoding, **how.options)
 
 
 def _check_parquet(path: Path) -> None:

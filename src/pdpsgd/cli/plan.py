@@ -59,6 +59,23 @@ class PeopleOptions(BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShareOptions(Options):
+    """Who is not planned for."""
+
+    test_share: float | None = option_field(
+        None, "share of people that train --test-share will set aside", panel=PEOPLE, kind=float
+    )
+
+    def part(self, budgets: Budgets) -> Budgets:
+        """Leave out those who will be tested on."""
+        if self.test_share is None:
+            return budgets
+        from pdpsgd.data.people import part_list
+
+        return part_list(budgets, self.test_share)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReserveOptions(Options):
     """Whether a plan from a ledger is reserved there at once."""
 
@@ -71,6 +88,7 @@ class ReserveOptions(Options):
 @with_options
 def plan(
     people: PeopleOptions,
+    share: ShareOptions,
     options: PlanOptions,
     earlier: HistoryOptions,
     ledger: LedgerOptions,
@@ -90,6 +108,7 @@ def plan(
     Examples:
       pdpsgd plan people.csv --id-column person --steps 1000 --batch-size 1024 --json plan.json
       pdpsgd plan --tiers 1:0.34,2:0.43,3:0.23 --people 60000 --chart plan.svg
+      pdpsgd plan people.csv --id-column person --test-share 0.2      (for train --plan ... --test-share 0.2)
       pdpsgd plan people.csv --mechanism pdp-sgd-adaptive --rounds 10
       pdpsgd plan people.csv --id-column person --history plan.json   (what is left after that run)
       pdpsgd plan --ledger people.ledger --spend "1 of 12"            (what people have left, over many runs)
@@ -111,7 +130,7 @@ def plan(
 
         made = _in_ledger(Ledger(ledger.ledger), ledger, reserve, options, screen)
     else:
-        budgets = people.read_list(file)
+        budgets = share.part(people.read_list(file))
         made = options.make_plan(
             budgets, history=earlier.plans(budgets, people), history_fixed=earlier.history_fixed
         )

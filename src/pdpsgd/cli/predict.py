@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from pdpsgd.cli import shared
 from pdpsgd.cli.shared import option
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.training.options import OUTPUT
+
+if TYPE_CHECKING:
+    from pdpsgd.training.calibration import Calibration
 
 AT_ONCE = 16_384
 
@@ -78,6 +81,8 @@ def predict(
     if output is None:
         screen.console.stderr = True  # the answers have the screen for themselves
     loaded = load_run(run, model=model)
+    if loaded.description.task == "classification":
+        screen.say(about_probabilities(loaded.description.calibration))
     for note in _notes(run, loaded):
         screen.say(f"Note: {note}")
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
@@ -95,6 +100,15 @@ def predict(
     if output is not None:
         screen.say(f"Scored:  {output} ({scored.rows:,} rows)")
     screen.write_json(shared.dump({**scored.remarks.to_dict(), "rows": scored.rows, "output": str(output)}))
+
+
+def about_probabilities(calibration: Calibration | None) -> str:
+    """Say whether probabilities are calibrated, and by whom."""
+    if calibration is None:
+        return "Probabilities: as the network says them, not calibrated (train with --calibrate)."
+    return (
+        f"Probabilities: calibrated on {calibration.fitted_on} (temperature {calibration.temperature:.3g})."
+    )
 
 
 def _progress(rows: Path, bars: Any) -> Any:

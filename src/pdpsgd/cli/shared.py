@@ -95,6 +95,9 @@ class BudgetOptions(Options):
     epsilon_column: str = option_field("epsilon", "column with each person's epsilon", panel=PEOPLE)
     delta_column: str | None = option_field(None, "column with each person's delta", panel=PEOPLE)
     delta: float = option_field(1e-5, "one delta for everybody", panel=PEOPLE, kind=float)
+    epsilon_map: str | None = option_field(
+        None, "epsilon that words stand for, as in low=0.5,high=8", panel=PEOPLE
+    )
     tiers: str | None = option_field(
         None, "epsilon:share of each tier, as in 1:0.34,2:0.43,3:0.23", panel=PEOPLE
     )
@@ -116,6 +119,7 @@ class BudgetOptions(Options):
             delta=self.delta,
             allow_infinite=self.allow_infinite,
             repeated_ids=repeated_ids,
+            epsilon_map=None if self.epsilon_map is None else parse_words(self.epsilon_map),
         )
 
 
@@ -364,6 +368,27 @@ def parse_tiers(text: str) -> dict[float, float]:
                 f"{part!r}."
             )
     return tiers
+
+
+def parse_words(text: str) -> dict[str, float]:
+    """`low=0.5,high=8` as {word: epsilon}.
+
+    >>> parse_words("low=0.5, high=8")
+    {'low': 0.5, 'high': 8.0}
+    """
+    words: dict[str, float] = {}
+    for part in text.split(","):
+        word, sign, epsilon = part.replace("=", ":").rpartition(":")
+        try:
+            if not sign or word.strip() in words:
+                raise ValueError
+            words[word.strip()] = float(epsilon)
+        except ValueError:
+            fail(
+                "Expected --epsilon-map as word=epsilon,word=epsilon, each word once, for example low=0.5,high=8. Got "
+                f"{part!r}."
+            )
+    return words
 
 
 def parse_weights(text: str | None) -> tuple[float, float] | None:

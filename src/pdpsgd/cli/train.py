@@ -29,6 +29,7 @@ from pdpsgd.cli.training_options import (
     is_own_data,
     make_network,
     read_inputs,
+    with_calibration,
     with_embeddings,
     with_features,
     with_task_of,
@@ -104,6 +105,7 @@ def train(
         listed=ledger.listed,
         records_per_person=options.records_per_person,
     )
+    inputs = with_calibration(inputs, options.calibrate, records, people)
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
     inputs = with_embeddings(inputs, records.encoder, screen)
@@ -255,6 +257,7 @@ def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **
 def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str]) -> None:
     from pdpsgd.cli.plan import show
     from pdpsgd.training.class_figures import class_sentences
+    from pdpsgd.training.probability_figures import probability_sentences
     from pdpsgd.training.regression import error_sentences
 
     show(result.plan, screen)
@@ -269,7 +272,8 @@ def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str])
                 f"Accuracy on all records of {tested:,} test people: {result.accuracy:.1%} per record{tiers}; "
                 f"{per_person:.1%} per person, each counted once."
             )
-        for sentence in class_sentences(result.evaluation.to_dict(), classes):
+        figures = result.evaluation.to_dict()
+        for sentence in (*class_sentences(figures, classes), *probability_sentences(figures)):
             screen.say(sentence)
     elif result.evaluation is not None:
         for sentence in error_sentences(result.evaluation.to_dict()):

@@ -202,10 +202,14 @@ def read_inputs(
             shared.parse_tiers(whose.tiers), len(data.test_inputs), whose.delta, shuffle=whose.tiers_seed + 1
         )
         tiers = tier_names(made_up.epsilon)
-    elif how.test_file is not None and in_data:
-        tested = whose.read(how.test_file, repeated_ids=many)
+    elif how.test_file is not None and in_data and _has_column(how.test_file, whose.epsilon_column):
+        whose_test = whose if data.test_ids is not None else replace(whose, id_column=None)
+        tested = whose_test.read(how.test_file, repeated_ids=many)
         _check_allowed(tested, how.test_file)
         without_promise, tiers = len(tested), _tiers_of_records(tested, data)
+    if whose.epsilon_map is not None:
+        note = f"What people allow is given in words, which stand for these epsilons: {whose.epsilon_map}."
+        data = replace(data, notes=(*data.notes, note))
     if whose.tiers is not None and tiers is not None:
         note = "People were put into tiers at random: differences in accuracy between tiers are chance."
         data = replace(data, notes=(*data.notes, note))
@@ -213,11 +217,66 @@ def read_inputs(
     return replace(inputs, without_promise=without_promise)
 
 
+def with_calibration(
+    inputs: TrainingInputs, calibrate: str | None, how: DataOptions, whose: ListOptions
+) -> TrainingInputs:
+    """Read the people whom probabilities are calibrated on; they must be outside the list.
+
+    Args:
+        inputs: The records of the run, before features are made of them.
+        calibrate: What `--calibrate` says: a file, or the plan's last steps.
+        how: How records are read.
+        whose: Names of columns with budgets.
+
+    Returns:
+        The inputs with these people, who are promised nothing.
+    """
+    if calibrate is None or calibrate == "steps":
+        return inputs
+    from pdpsgd.data.people import others_like
+
+    file = Path(calibrate)
+    columns = [name for name in (whose.epsilon_column, whose.delta_column) if name is not None]
+    others = others_like(
+        file,
+        inputs.schema,
+        classes=inputs.classes,
+        leave_out=columns,
+        image_size=(how.image_size, how.image_size),
+        color=not how.gray,
+        people_file=how.people_file,
+    )
+    known = set() if inputs.budgets is None or not inputs.budgets.named else set(inputs.budgets.ids.tolist())
+    both = known & set(others.ids.tolist())
+    if others.named and both:
+        fail(
+            f"Expected people outside the list, to calibrate on. Got {min(both, key=str)!r} in {calibrate} and on the "
+            "list: their record would be used beyond what they allow."
+        )
+    texts = (*inputs.texts, *others.texts)
+    numbers = others.inputs + (len(inputs.texts) if others.texts else 0)
+    asked = 0
+    if others.schema is not None and _has_budgets(calibrate, whose):
+        allowed = whose.read(file, id_column=others.schema.id_column, repeated_ids=True)
+        _check_allowed(allowed, file)
+        asked = len(allowed)
+    return replace(
+        inputs,
+        calibration_data=(numbers, others.targets),
+        texts=texts,
+        without_promise=inputs.without_promise + asked,
+    )
+
+
 def _has_budgets(source: str, whose: ListOptions) -> bool:
     """Tell whether a table has a column of budgets, or is said to have one."""
+    return whose.said("epsilon_column") or _has_column(Path(source), whose.epsilon_column)
+
+
+def _has_column(table: Path, name: str) -> bool:
     from pdpsgd.budgets.readers import open_table
 
-    return whose.said("epsilon_column") or whose.epsilon_column in open_table(Path(source))[0].columns
+    return name in open_table(table)[0].columns
 
 
 def _tiers_of_records(tested: Budgets, data: PeopleData) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from pdpsgd.data.schema import Schema
+    from pdpsgd.data.tabular import TabularData
 
 TABLES = (".csv", ".parquet", ".pq")
 
@@ -139,6 +140,47 @@ def load_people(
         f"{str(source)!r}, "
         f"which is {'of another kind' if path.exists() else 'not there'}."
     )
+
+
+def others_like(
+    source: str | Path,
+    schema: Schema | None,
+    *,
+    classes: Sequence[str],
+    leave_out: Sequence[str] = (),
+    image_size: tuple[int, int] = (32, 32),
+    color: bool = True,
+    people_file: str | Path | None = None,
+) -> PeopleData:
+    """Read other people's records as those of a run were read.
+
+    Args:
+        source: A table for the schema; else a folder of images or an .npz file.
+        schema: The schema of the run's records, where they are a table.
+        classes: The classes of the run's records.
+        leave_out: Columns of a table that hold budgets.
+        image_size: Height and width that images in folders are brought to.
+        color: Whether images are read in color.
+        people_file: A table with the columns `file` and `id`, for folders of images.
+
+    Returns:
+        Tensors, with the id of each record's person.
+
+    Raises:
+        PdpsgdError: If the records are of another kind, or have other classes.
+    """
+    path = Path(source)
+    if schema is not None:
+        if path.suffix.lower() not in TABLES:
+            fail(f"Expected a .csv or .parquet file, as the records are. Got {str(source)!r}.")
+        known = [name for name in leave_out if name not in schema.features]
+        return _table(path, schema, known, None, one_row_per_person=True, repeated_ids=True)
+    others = load_people(
+        source, image_size=image_size, color=color, people_file=people_file, repeated_ids=True
+    )
+    if tuple(others.classes) != tuple(classes):
+        fail(f"Expected the classes {list(classes)} in {str(source)!r}. Got {list(others.classes)}.")
+    return others
 
 
 def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleData, Budgets, Budgets]:
@@ -286,8 +328,12 @@ def _table(
         )
     options: dict[str, Any] = {"leave_out": leave_out, "repeated_ids": repeated_ids}
     encoded = encode(path, declared, **options)
-    test = None if test_file is None else encode(test_file, declared, **options)
-    if test is not None and declared.id_column is not None:
+    test = None if test_file is None else _test_people(test_file, declared, options)
+    named = test is not None and test.named
+    notes = (
+        encoded.notes if named or test is None or declared.id_column is None else (*encoded.notes, UNCHECKED)
+    )
+    if test is not None and named:
         both = set(encoded.ids.tolist()) & set(test.ids.tolist())
         if both:
             fail(
@@ -307,13 +353,26 @@ def _table(
         classes=encoded.classes,
         test_inputs=None if test is None else test.inputs + (len(encoded.inputs) if texts else 0),
         test_targets=None if test is None else test.targets,
-        test_ids=None if test is None else test.ids,
+        test_ids=test.ids if test is not None and named else None,
         schema=declared,
-        notes=encoded.notes,
+        notes=notes,
         named=declared.id_column is not None,
         learned_from_data=not declared.confirmed,
         preprocessing=Preprocessing("table", schema=declared),
     )
+
+
+UNCHECKED = "The table of test people has no ids, so it was not checked that none of them is trained on."
+
+
+def _test_people(file: str | Path, declared: Schema, options: dict[str, Any]) -> TabularData:
+    """Encode a table of test people, who need no ids."""
+    from pdpsgd.budgets.readers import open_table
+    from pdpsgd.data.tabular import encode
+
+    names = open_table(file)[0].columns
+    known = declared if declared.id_column in names else replace(declared, id_column=None)
+    return encode(file, known, **options)
 
 
 def _load_npz(path: Path) -> Any:

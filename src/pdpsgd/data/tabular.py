@@ -38,7 +38,7 @@ from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Categorical", "Ignored", "Numeric", "Schema", "TabularData", "draft_schema", "encode"]
+__all__ = ["Categorical", "Date", "Ignored", "Numeric", "Schema", "TabularData", "draft_schema", "encode"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -47,8 +47,8 @@ Floats = npt.NDArray[np.float32]
 class TabularData:
     """An encoded table; inputs, targets and ids are aligned by row.
 
-    `ids` are the values of the id column, or the rows' positions where there is none. `notes` are what a
-    reader of any result must be told.
+    `ids` are the values of the id column, or the rows' positions where there is none (`named` is false). `notes` are
+    what a reader of any result must be told.
     """
 
     inputs: torch.Tensor
@@ -57,6 +57,7 @@ class TabularData:
     classes: tuple[str, ...]
     feature_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    named: bool = True
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -96,7 +97,8 @@ def encode(
         feature_names=tuple(
             label for name in schema.features for label in _names(name, schema.columns[name])
         ),
-        notes=_notes(frame, schema, leave_out),
+        named=schema.id_column is not None,
+        notes=(*([] if source.remark is None else [source.remark]), *_notes(frame, schema, leave_out)),
     )
 
 

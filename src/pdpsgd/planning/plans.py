@@ -326,7 +326,7 @@ def level_of_person(plan: Plan, budgets: Budgets) -> IntArray:
         level = int((counted != planned).argmax())
         fail(
             f"This plan was made for other people: it has {planned[level]:,} at epsilon={epsilon[level]:g}, "
-            f"these budgets {counted[level]:,}."
+            f"these budgets {counted[level]:,}. Where people are set aside to test on, plan with the same --test-share."
         )
     return index
 

@@ -26,6 +26,7 @@ from pdpsgd.reporting.plan import (
     used_parts,
     verify_parts,
 )
+from pdpsgd.reporting.probabilities import probability_parts
 from pdpsgd.training.class_figures import class_sentences
 from pdpsgd.training.finished_run import Run, read_run
 
@@ -182,7 +183,7 @@ def _accuracy(run: Run) -> list[str]:
                 data=data,
             )
         )
-    return made
+    return [*made, *probability_parts(run)]
 
 
 def accuracy_rows(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

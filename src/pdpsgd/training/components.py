@@ -59,6 +59,13 @@ def loss_of(loss: str | Loss) -> Loss:
     return loss if callable(loss) else _by_name(LOSSES, loss=loss)
 
 
+def is_of_logits(loss: str | Loss) -> bool:
+    """Tell whether a loss takes outputs as logits; of others it is not known how they become probabilities."""
+    kinds = (torch.nn.CrossEntropyLoss, torch.nn.BCEWithLogitsLoss)
+    known = (LOSSES["cross-entropy"], LOSSES["binary-cross-entropy"])
+    return isinstance(loss, kinds) or loss_of(loss) in known
+
+
 def summed_loss(loss: str | Loss) -> Loss | None:
     """Return a loss by name as the sum over examples instead of the mean; None for the user's own.
 

@@ -19,8 +19,10 @@ from pdpsgd._typing import FloatArray
 from pdpsgd.engine.batches import PhysicalBatch, call, to_device
 from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
+from pdpsgd.training.calibration import Calibration
 from pdpsgd.training.class_figures import area_under_curve, balanced_accuracy, majority_share
-from pdpsgd.training.components import Loss, loss_of
+from pdpsgd.training.components import Loss, is_of_logits, loss_of
+from pdpsgd.training.probability_figures import Probabilities, probability_figures
 from pdpsgd.training.regression import Errors, errors_of, in_range
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class Evaluation:
     auc: float | None = None
     majority: float | None = None
     """The accuracy of always answering the largest class of the test records."""
+    probabilities: Probabilities | None = None
+    """Whether the model's probabilities mean what they say; None where the loss makes no logits of outputs."""
     errors: Errors | None = None
     """How far predictions of numbers are off, in the label's unit; None where outputs are classes."""
     errors_by_tier: dict[str, Errors] = field(default_factory=dict)
@@ -79,6 +83,7 @@ def evaluate(
     *,
     tiers: ArrayLike | None = None,
     ids: ArrayLike | None = None,
+    calibration: Calibration | None = None,
     batch_size: int = BATCH_SIZE,
     task: str = "classification",
     label_range: tuple[float, float] | None = None,
@@ -94,6 +99,7 @@ def evaluate(
         loss: The mean loss over examples, by name or as a function of outputs and targets.
         tiers: The tier of each test record, to report accuracy by tier.
         ids: The person of each test record, where people have many.
+        calibration: Temperature and biases that outputs go through before anything is computed from them.
         batch_size: Records that go through the model together.
         task: "regression" where outputs are numbers.
         label_range: The public range of the label, where targets were mapped from it to [-1, 1].
@@ -118,7 +124,9 @@ def evaluate(
     people = len(records) if persons is None else int(persons.max()) + 1
     total, right, classes, scores = 0.0, [], [], []
     numbers: list[Any] = []
-    for size, outputs, targets in _predictions(model, records, batch_size):
+    for size, outputs, targets in predictions(model, records, batch_size):
+        if calibration is not None:
+            outputs = calibration.apply(outputs)
         total += float(loss(outputs, targets)) * size
         if task == "regression":
             numbers.append([in_range(each.reshape(size), label_range).cpu() for each in (outputs, targets)])
@@ -150,6 +158,7 @@ def evaluate(
         balanced_accuracy=balanced_accuracy(correct_all, class_all),
         auc=area_under_curve(np.concatenate(scores), class_all),
         majority=majority_share(class_all),
+        probabilities=probability_figures(np.concatenate(scores), class_all) if is_of_logits(loss) else None,
     )
 
 
@@ -169,7 +178,8 @@ def _per_person(correct: np.ndarray[Any, Any], persons: np.ndarray[Any, Any]) ->
     return float((np.bincount(persons, weights=correct) / np.bincount(persons)).mean())
 
 
-def _predictions(model: nn.Module, records: Records, batch_size: int) -> Iterator[tuple[int, Any, Any]]:
+def predictions(model: nn.Module, records: Records, batch_size: int) -> Iterator[tuple[int, Any, Any]]:
+    """Run the model over records, in order and without gradients: their number, outputs and targets."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     was_training = model.training

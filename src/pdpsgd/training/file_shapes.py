@@ -49,10 +49,18 @@ RESULT = {
             "people": int,
             "by_tier": Optional(Each(_COUNTED)),
             "by_class": Optional(Each(_COUNTED)),
+            "probabilities": Optional(
+                {
+                    "log_loss": Range(0),
+                    "calibration_error": _SHARE,
+                    "bins": [{"said": _SHARE, "found": _SHARE, "records": int}],
+                }
+            ),
             "errors": Optional(_ERRORS),
             "errors_by_tier": Optional(Each(_ERRORS)),
         }
     ),
+    "calibration": Optional({"temperature": Range(0), "bias": [Range()], "fitted_on": str}),
     "parameters": Optional(int),
     "versions": Optional(Each(str)),
     "ledger": Optional(

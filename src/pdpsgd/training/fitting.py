@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
 from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
 from pdpsgd.training.booking import book, put_in_order_of, settle, under
+from pdpsgd.training.calibrating import BY_STEPS, calibration_of, check_calibration, outputs_of
+from pdpsgd.training.calibration import Calibration
 from pdpsgd.training.components import (
     Augment,
     Loss,
@@ -36,11 +38,12 @@ from pdpsgd.training.components import (
 from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
-from pdpsgd.training.inputs import TrainingInputs, inputs_of, shape_of
+from pdpsgd.training.inputs import TrainingInputs, as_tensors, inputs_of, shape_of
 from pdpsgd.training.least_squares import ONE_STEP, LeastSquares
 from pdpsgd.training.leftovers import plain_attributes, remove_leftovers
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
+from pdpsgd.training.private_calibration import PrivateCalibration
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.start import Start, find_start
 from pdpsgd.training.tasks import with_task
@@ -83,6 +86,8 @@ class TrainingResult:
     run_folder: Path | None
     ledger: Mapping[str, Any] | None = None
     """The run's place in a ledger, and what it took of what people allow over all runs, by tier."""
+    calibration: Calibration | None = None
+    """Temperature and biases that belong after the model; figures on test people are with them."""
 
     @property
     def release_note(self) -> str | None:
@@ -123,6 +128,7 @@ class TrainingResult:
             "verdict": self.verdict.to_dict(),
             "release_note": self.release_note,
             "evaluation": None if self.evaluation is None else self.evaluation.to_dict(),
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "levels": levels,
             "models": len(self.models),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -155,6 +161,7 @@ def fit(
     schedule: str | Schedule | None = None,
     start: str | os.PathLike[str] | None = None,
     weight_average: float | None = None,
+    calibrate: Any = None,
     loss: str | Loss | None = None,
     task: str | None = None,
     label_range: tuple[float, float] | None = None,
@@ -212,6 +219,8 @@ def fit(
         start: An earlier run, or a safetensors file, whose weights the model begins with. The settings say which; a
             model that is not for release makes this one so.
         weight_average: The decay of a moving average of the weights, which then are the model's.
+        calibrate: Other people, (inputs, targets), on whom temperature and a bias per class are fitted after training;
+            or "steps": the last tenth of the plan's steps fit them instead, at no further cost.
         loss: A name ("cross-entropy" by default, "squared-error" for a regression), or a function of outputs and
             targets: the mean over examples.
         task: "regression" where targets are numbers; by default they are classes, or what a schema says.
@@ -262,7 +271,10 @@ def fit(
         test_ids=test_ids,
     )
     inputs, chosen = with_task(inputs, chosen)
+    if isinstance(chosen.calibrate, (tuple, list)):
+        inputs = replace(inputs, calibration_data=as_tensors(tuple(chosen.calibrate)))
     chosen.check_choices()
+    check_calibration(chosen, inputs)
     known = plan if reservation is None else reservation.plan
     solving = (chosen.mechanism if known is None else known.mechanism) == LEAST_SQUARES
     origin = None if solving else _start(model, inputs, chosen)
@@ -361,6 +373,9 @@ def _trainer(
         schema=inputs.schema,
         test=_held_out(inputs, options),
         summed_loss=summed,
+        calibration=PrivateCalibration(model, outputs_of(model, inputs), plan)
+        if options.calibrate == BY_STEPS
+        else None,
         folder=folder,
         sensitive=options.sensitive,
     )
@@ -422,6 +437,7 @@ def _settings(options: TrainingOptions, *, max_physical_batch_size: int | None) 
         "optimizer_options": dict(options.optimizer_options),
         "schedule": name_of(options.schedule),
         "weight_average": options.weight_average,
+        **({} if options.calibrate is None else {"calibrate": _calibrate_name(options)}),
         "loss": name_of(options.loss),
         "augment": name_of(options.augment) if augmented else None,
         "views": options.views,
@@ -429,6 +445,11 @@ def _settings(options: TrainingOptions, *, max_physical_batch_size: int | None) 
         "seed": options.seed,
         "secure": options.secure,
     }
+
+
+def _calibrate_name(options: TrainingOptions) -> str:
+    """Name the way probabilities are calibrated."""
+    return options.calibrate if isinstance(options.calibrate, str) else "people outside the list"
 
 
 def _sources(options: TrainingOptions, names: Collection[str]) -> dict[str, str]:
@@ -448,7 +469,8 @@ def _finish(
     models = trainer.models() if solved is None else [(1.0, solved.solve(plan))]
     engine.ranks.check_same(model=digest_of_module(trainer.model) if engine.ranks.world_size > 1 else "")
     model = models[0][1] if len(models) == 1 else WeightedModels(models)
-    evaluation = None if trainer.test is None else trainer.test.evaluate(model, trainer.loss)
+    calibration = calibration_of(trainer.calibration, model, inputs)
+    evaluation = None if trainer.test is None else trainer.test.evaluate(model, trainer.loss, calibration)
     before = trainer.attributes if solved is None else plain_attributes(solved.model)
     unknown = sorted({each for _, part in models for each in remove_leftovers(part, before)})
     result = TrainingResult(
@@ -470,10 +492,12 @@ def _finish(
         ),
         run_folder=None if folder is None else folder.path,
         ledger=None if reservation is None else reservation.description(),
+        calibration=calibration,
     )
     if folder is not None and engine.ranks.first:
         folder.write_history(trainer.history)
-        folder.write_model(model, _describe_model(models, inputs, trainer.description))
+        described = _describe_model(models, inputs, trainer.description)
+        folder.write_model(model, replace(described, calibration=calibration))
         promised = inputs.budgets if reservation is None else reservation.promises()
         if promised is not None:
             folder.write_promises(plan, promised)

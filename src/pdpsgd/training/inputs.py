@@ -26,6 +26,7 @@ class TrainingInputs:
     `name`, `classes`, `notes` and `schema` are known where the records were read by `load_people`.
     `learned_from_data` says that ranges, categories or classes were, and `without_promise` counts test people who
     said what they allow and are promised nothing. `ledger_off` says that a ledger should be kept of them, and is not.
+    `calibration_data` are people outside the list, on whom probabilities are calibrated.
     Where records are `texts`, inputs are their numbers until `encoder` (its description) has read them.
     """
 
@@ -36,6 +37,7 @@ class TrainingInputs:
     test_data: Any = None
     test_tiers: Sequence[Any] | np.ndarray[Any, Any] | None = None
     test_ids: Any = None
+    calibration_data: Any = None
     name: str | None = None
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -95,8 +97,12 @@ class TrainingInputs:
     def with_features(self, name: str, features_of: Callable[[Any], Any]) -> TrainingInputs:
         """Replace every input by its features of that name, each computed from that input alone."""
         inputs, targets = self.records
-        test = None if self.test_data is None else (features_of(self.test_data[0]), self.test_data[1])
-        return replace(self, records=(features_of(inputs), targets), test_data=test, features=name)
+        test, other = (
+            None if part is None else (features_of(part[0]), part[1])
+            for part in (self.test_data, self.calibration_data)
+        )
+        made = replace(self, records=(features_of(inputs), targets), test_data=test, features=name)
+        return replace(made, calibration_data=other)
 
     def with_embeddings(
         self, embed: Callable[[Sequence[str]], Any], encoder: Mapping[str, Any]

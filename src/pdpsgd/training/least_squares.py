@@ -102,6 +102,8 @@ class LeastSquares:
             fail(
                 f"Expected no {said[0]} with {NAME}: nothing is tuned there. Got {getattr(options, said[0])!r}."
             )
+        if options.calibrate == "steps":
+            fail(f"Expected calibration by other people's data, or none, with {NAME}. Got calibrate='steps'.")
         if options.loss != "cross-entropy":
             fail(
                 f"Expected classes to tell apart (loss='cross-entropy') for {NAME}. Got loss={options.loss!r}."

@@ -11,6 +11,7 @@ from pdpsgd.budgets.files import ANY, Nullable, OneOf, Optional, Range, check_sh
 from pdpsgd.data.preprocessing import Preprocessing
 from pdpsgd.data.schema import NOT_PRIVATE
 from pdpsgd.errors import fail
+from pdpsgd.training.calibration import Calibration
 from pdpsgd.training.regression import TASKS
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _SHAPE = {
     "classes": [str],
     "label_range": Optional([Range()]),
     "features": Optional(str),
+    "calibration": Optional({"temperature": Range(1e-4, 1e4), "bias": [Range()], "fitted_on": str}),
     "inputs": Optional({"shape": Nullable([_SIZE])}),
     "network": {
         "input_shape": Nullable([_SIZE]),
@@ -108,6 +110,7 @@ class ModelDescription:
     label_range: tuple[float, float] | None = None
     confirmed: bool = True
     withheld: bool = False
+    calibration: Calibration | None = None
 
     @property
     def label(self) -> str | None:
@@ -138,6 +141,7 @@ class ModelDescription:
             if self.withheld
             else {"shape": _listed(self.shape), **self.preprocessing.to_dict()},
             "features": self.features,
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "network": {
                 "input_shape": _listed(network.input_shape),
                 "outputs": network.outputs,
@@ -172,6 +176,7 @@ class ModelDescription:
             )
         check_shape(place, content, _SHAPE)
         inputs, network, limits = content.get("inputs"), content["network"], content.get("label_range")
+        fitted = content.get("calibration")
         if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
             fail(f"Expected label_range as [low, high] in {place}. Got {limits!r}.")
         return cls(
@@ -193,6 +198,7 @@ class ModelDescription:
             label_range=None if limits is None else (limits[0], limits[1]),
             confirmed=content["confirmed"],
             withheld=inputs is None,
+            calibration=None if fitted is None else Calibration.from_dict(fitted),
         )
 
 

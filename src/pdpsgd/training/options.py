@@ -252,6 +252,12 @@ class TrainingOptions(PlanOptions):
     weight_average: float | None = option(
         None, "decay of a moving average of the weights, as in 0.99", panel=TRAINING, kind=float
     )
+    calibrate: Any = option(
+        None,
+        "calibration: file of people outside the list, or 'steps' (the last)",
+        panel=TRAINING,
+        shown="no calibration",
+    )
     loss: str | Loss = option(
         "cross-entropy",
         "cross-entropy, binary-cross-entropy or squared-error",

@@ -115,6 +115,8 @@ class TrainedModel:
             return Predictions(
                 rows, in_range(outputs.reshape(len(rows)), self.description.label_range).numpy()
             )
+        if self.description.calibration is not None:
+            outputs = self.description.calibration.apply(outputs)
         if outputs.numel() == len(rows):  # one logit, for the second of two classes
             second = torch.sigmoid(outputs.reshape(-1))
             probabilities = torch.stack([1 - second, second], dim=1)

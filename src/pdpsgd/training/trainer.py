@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pdpsgd.data.schema import Schema
+    from pdpsgd.training.calibration import Calibration
     from pdpsgd.training.components import Loss, Schedule
+    from pdpsgd.training.private_calibration import PrivateCalibration
 
 STATE = {
     "settings": Each(ANY),
@@ -57,7 +59,7 @@ class HeldOutPeople:
     task: str = "classification"
     label_range: tuple[float, float] | None = None
 
-    def evaluate(self, model: nn.Module, loss: Loss) -> Evaluation:
+    def evaluate(self, model: nn.Module, loss: Loss, calibration: Calibration | None = None) -> Evaluation:
         """Evaluate the model on them."""
         return evaluate(
             model,
@@ -67,6 +69,7 @@ class HeldOutPeople:
             ids=self.ids,
             task=self.task,
             label_range=self.label_range,
+            calibration=calibration,
         )
 
 
@@ -89,8 +92,11 @@ class Trainer:
         folder: RunFolder | None,
         sensitive: bool,
         summed_loss: Loss | None = None,
+        calibration: PrivateCalibration | None = None,
     ) -> None:
         self.model = model
+        self.calibration = calibration  # what the last steps train instead of the model, where they do
+        self.module = model if calibration is None else calibration.module
         self.loss = loss
         self.summed_loss = summed_loss  # what is trained with instead, where it is there
         self.schedule = schedule
@@ -130,9 +136,9 @@ class Trainer:
         """Make everything private, and take up an earlier run where that is wanted."""
         folder = self.folder
         self._check_folder(resume)
-        train_mode(self.model)
+        train_mode(self.module)
         self.engine.make_private(
-            module=self.model,
+            module=self.module,
             optimizer=optimizer,
             criterion=self.summed_loss or self.loss,
             loss_reduction="mean" if self.summed_loss is None else "sum",
@@ -169,6 +175,7 @@ class Trainer:
             "ended": self.ended,
             "start": dict(self.start) if any(r.fresh_model for r in self.plan.rounds[1:]) else {},
             "average": None if self.average is None else (self.average.average, self.average.steps),
+            "calibration": None if self.calibration is None else self.calibration.state_dict(),
             "seconds": self.seconds,
         }
 
@@ -191,6 +198,10 @@ class Trainer:
         self._clock -= state["seconds"]
         if self.average is not None:
             self.average.load(*state["average"])
+        if self.calibration is not None:
+            now = self.calibration.state_dict()
+            check_same_tensors(state["calibration"], now, place=f"{place}: training.calibration")
+            self.calibration.load_state_dict(state["calibration"])
 
     def _check_folder(self, resume: bool) -> None:
         folder = self.folder
@@ -208,6 +219,7 @@ class Trainer:
         bar = ProgressBar(self.plan, show=progress and engine.ranks.first, begin=engine.steps_taken)
         # On many ranks each would stop at a step of its own.
         with bar, _interruptible(catch=engine.ranks.world_size == 1) as interrupted:
+            self._choose_what_to_train(engine.steps_taken)
             for batch in engine.loader:
                 self._set_learning_rate(engine.steps_taken)
                 self._backward(batch)
@@ -215,8 +227,12 @@ class Trainer:
                 if not optimizer.took_step:
                     continue
                 self._note_sensitive(engine.steps_taken - 1)
-                if self.average is not None:
+                if self.calibration is not None and self.calibration.module.calibrating:
+                    step = engine.steps_taken - 1
+                    self.calibration.update(step, self.plan.rounds[self.plan.round_of_step(step)])
+                elif self.average is not None:
                     self.average.update()
+                self._choose_what_to_train(engine.steps_taken)
                 if not engine.steps_left:
                     # The model is safe and the key erased before anything else can go wrong.
                     self._save()
@@ -248,15 +264,27 @@ class Trainer:
                 inputs, targets = (repeated(part, self.views) for part in (inputs, targets))
             inputs = self.augment(inputs)
         self.engine.optimizer.zero_grad()
-        loss = (self.summed_loss or self.loss)(call(self.model, inputs), targets)
+        loss = (self.summed_loss or self.loss)(call(self.module, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.sensitive:
             mean = float(loss.detach()) / (1 if self.summed_loss is None else len(targets))
             self._pieces.append((len(targets) // self.views, mean))
 
+    def _choose_what_to_train(self, step: int) -> None:
+        """Let the model be from the step on at which its calibration is fitted; called between steps."""
+        fitted = self.calibration
+        if fitted is None or fitted.module.calibrating or step < fitted.begin:
+            return
+        if self.average is not None:
+            self.average.write_to(self.model)
+        fitted.module.calibrating = True
+        self.model.eval()  # no dropout in what is calibrated
+
     def _set_learning_rate(self, step: int) -> None:
         begin, end = self._span(step)
-        factor = self.schedule((step - begin) / (end - begin))
+        if self.calibration is not None:
+            end = self.calibration.begin
+        factor = self.schedule((step - begin) / (end - begin)) if step < end else 0.0
         for group, rate in zip(self.engine.optimizer.param_groups, self.learning_rates, strict=True):
             group["lr"] = rate * factor
 

@@ -23,6 +23,7 @@ from pdpsgd.reporting.charts.plans import (
 from pdpsgd.reporting.charts.results import (
     interval,
     lines_chart,
+    reliability_chart,
     save_comparison_chart,
     seed_rows,
     seeds_chart,
@@ -46,6 +47,7 @@ __all__ = [
     "noise_chart",
     "promise_chart",
     "rates_chart",
+    "reliability_chart",
     "save_comparison_chart",
     "save_ledger_chart",
     "save_plan_chart",

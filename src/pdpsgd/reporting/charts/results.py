@@ -108,6 +108,33 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
     return (spans + dots).properties(height=max(90, (14 + 12 * len(names)) * len(groups)))
 
 
+def reliability_chart(rows: Rows, palette: Palette) -> Chart:
+    """Draw shares that were found against what was said, with the line on which both are the same.
+
+    `rows` have said, found, low, high and records.
+    """
+    alt = altair_module()
+    percent = alt.Axis(format="%")
+    base = alt.Chart(data_of(rows)).encode(
+        x=alt.X("said:Q", title="probability that the model says, on average", axis=percent),
+        tooltip=[
+            *(alt.Tooltip(f"{name}:Q", format=".1%") for name in ("said", "found", "low", "high")),
+            alt.Tooltip("records:Q", format=","),
+        ],
+    )
+    spans = base.mark_rule(strokeWidth=2, opacity=0.55, color=palette.accent).encode(
+        y=alt.Y("low:Q", title="share that is so (line: 95 % interval)", axis=percent), y2="high:Q"
+    )
+    dots = base.mark_circle(size=70, opacity=1, color=palette.accent).encode(y="found:Q")
+    ends = [min(row["said"] for row in rows), max(row["said"] for row in rows)]
+    same = (
+        alt.Chart(data_of([{"said": end, "found": end} for end in ends]))
+        .mark_line(strokeDash=[4, 4], strokeWidth=1, color=palette.muted)
+        .encode(x="said:Q", y="found:Q")
+    )
+    return same + spans + dots
+
+
 def seeds_chart(rows: Rows, palette: Palette, measure: Measure = ACCURACY) -> Chart:
     """Draw the figure of each mechanism: a dot per seed, a mark at the mean.
 
