@@ -212,7 +212,8 @@ rate tried and its accuracy there. For full batches the rates above 80 were adde
 the first three (`filter.jsonl` has those too); the best is still the largest. Accuracy is on the 10,000 test images:
 mean ± standard deviation over seeds. *Nobody leaves* is the filter at the whole noise: clipping norms in proportion to
 mu, the most signal that a plan gets, and what the others differ from by the filter alone. *Spent of B* is the mean over
-people of each budget, *out* who has spent everything before the end: both are sensitive in a real run.
+people of each budget, *out* who has spent everything at the end (of those who never leave, in the last step: whoever
+was always clipped has nothing left then): both are sensitive in a real run.
 
 What comes out: with less noise, those whose gradients are large (the people whom the model gets wrong) run out first,
 and accuracy falls or stays; at this compute small batches and more steps are worth more than either.

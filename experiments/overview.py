@@ -65,6 +65,8 @@ further apart it is another row: see [IDP-SGD's benchmark](idp-benchmark.md), an
 | [table-2](table-2.md) | run time, iterations, parameters |
 | [table-3](table-3.md) | Individualized PATE, soundly, beside `pdp-sgd-exact`; linear models, three seeds |
 | [idp-benchmark](idp-benchmark.md) | IDP-SGD's own benchmark, also with its own network |
+| [filter](filter.md) | individual filters beside `pdp-sgd-exact`, at equal compute |
+| [least-squares](least-squares.md) | personal least squares, with nothing tuned |
 | [fairness](fairness.md) | by tier and class where strictness goes with a class, and what remedies cost |
 | [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus (`bench/steps.py`) |
 | [search](search.md) | every trial of the hyper-parameter search |
