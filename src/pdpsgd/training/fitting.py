@@ -20,6 +20,7 @@ from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import Spent
 from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
+from pdpsgd.models.networks import count_parameters
 from pdpsgd.training.booking import book, put_in_order_of, settle, under
 from pdpsgd.training.calibrating import BY_STEPS, calibration_of, check_calibration, outputs_of
 from pdpsgd.training.calibration import Calibration
@@ -38,6 +39,7 @@ from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.inputs import TrainingInputs, as_tensors, inputs_of, shape_of
+from pdpsgd.training.learning_rate import with_learning_rate
 from pdpsgd.training.leftovers import remove_leftovers
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
@@ -179,6 +181,9 @@ def fit(
     checkpoint_every: int | None = None,
     resume: bool | None = None,
     sensitive: bool | None = None,
+    purpose: str | None = None,
+    operator: str | None = None,
+    contact: str | None = None,
     progress: bool | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     spend: str | float | None = None,
@@ -201,15 +206,17 @@ def fit(
             `accountant` and `plan_options`.
         preset: A named recipe (`pdpsgd.training.presets`) for what is not said here.
         mechanism: The mechanism that turns budgets into sampling rates and noise, "pdp-sgd-exact" by default.
-        steps: The total number of steps, 1,000 by default.
-        batch_size: The expected batch size, 1,024 by default.
-        max_grad_norm: The clipping norm of per-example gradients, 1 by default.
+        steps: The total number of steps, 300 by default.
+        batch_size: The expected batch size, by default one that suits what people allow (docs/choosing.md).
+        max_grad_norm: The clipping norm of per-example gradients, by default one that suits what people allow and the
+            size of the network (docs/choosing.md).
         accountant: "pld" (default), "rdp", or "gdp", which proves nothing.
         plan_options: Further arguments of `pdpsgd.plan`.
         record_ids: The person of each record, by their id in `budgets`.
         record_of_person: The record of each person on the list; -1 where there is none.
         optimizer: A name ("sgd" by default), or a function from parameters to an optimizer.
-        learning_rate: The learning rate, 1 by default.
+        learning_rate: The learning rate, by default what suits the plan's noise and the network (docs/choosing.md). One
+            that is far from that is warned of.
         momentum: Momentum, 0 by default.
         weight_decay: Weight decay, 0 by default.
         optimizer_options: Further arguments of the optimizer.
@@ -243,6 +250,9 @@ def fit(
         checkpoint_every: Steps between checkpoints; by default one is written every minute.
         resume: Whether to continue the run in `run_folder`.
         sensitive: Whether to log batch sizes and training losses, in `private/` of the run folder.
+        purpose: What the model is for, in a sentence: for the run's page and for letters to its people.
+        operator: Who trains and answers for it.
+        contact: Whom people may ask: an address, a phone number, a page.
         progress: Whether to show a progress bar (default).
         ledger: The ledger of these people, or its place. The run is reserved there, started before the first record
             is read, and finished at the end; `budgets` then say what people allow over all runs together.
@@ -273,6 +283,7 @@ def fit(
         inputs = replace(inputs, calibration_data=as_tensors(tuple(chosen.calibrate)))
     chosen.check_choices()
     check_calibration(chosen, inputs)
+    chosen = chosen.with_defaults(parameters=count_parameters(model))
     origin = _start(model, inputs, chosen)
     move(model, chosen.device)
     with _in_use(chosen.run_folder, again=reservation is not None):
@@ -282,6 +293,7 @@ def fit(
             if reservation is not None:
                 put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
+            chosen = with_learning_rate(chosen, made, model)
             trainer = _trainer(model, inputs, made, chosen, reservation, origin)
             trainer.run(
                 evaluate_every=chosen.evaluate_every,
@@ -367,6 +379,7 @@ def _trainer(
         folder=folder,
         sensitive=options.sensitive,
     )
+    assert options.learning_rate is not None  # with_learning_rate has chosen one
     optimizer = optimizer_of(
         options.optimizer,
         (parameter for parameter in model.parameters() if parameter.requires_grad),
