@@ -397,13 +397,25 @@ def _worth(advice: Advice) -> str:
     )
 
 
-def _if_too_noisy(advice: Advice) -> list[str]:
-    best = advice.best
+def too_noisy(best: Outlook) -> str | None:
+    """Name what can be had of a plan in which there is more noise than signal; None where there is enough signal."""
     if best.signal_to_noise >= ENOUGH:
+        return None
+    return "hardly more than a guess" if best.signal_to_noise < TOO_NOISY else "a rough model at best"
+
+
+def _if_too_noisy(advice: Advice) -> list[str]:
+    best, doubt = advice.best, too_noisy(advice.best)
+    if doubt is None:
         return []
     people = math.ceil(advice.people_who_allow_something * ENOUGH / best.signal_to_noise / 10) * 10
-    how_bad = "hardly more than a guess" if best.signal_to_noise < TOO_NOISY else "a rough model at best"
+    smaller = int(advice.parameters * (best.signal_to_noise / ENOUGH) ** 2)
+    network = (
+        f", a network of {smaller:,} parameters at most (--model linear, fewer columns)"
+        if smaller >= 2
+        else ", a much smaller network"
+    )
     return [
-        f"Expect {how_bad}: for a network of {advice.parameters:,} parameters these people allow too little. What "
-        f"would help: about {people:,} people like these, or larger budgets; fewer columns help a little."
+        f"Expect {doubt}: for a network of {advice.parameters:,} parameters these people allow too little. What "
+        f"would help: about {people:,} people like these, larger budgets{network}."
     ]
