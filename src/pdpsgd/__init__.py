@@ -16,6 +16,7 @@ from pdpsgd.planning.rounds import Level, Round
 
 if TYPE_CHECKING:
     from pdpsgd.engine.privacy_engine import PrivacyEngine
+    from pdpsgd.integrations.own_loop import write_run
     from pdpsgd.ledger.ledger import Ledger
     from pdpsgd.planning.planner import plan
     from pdpsgd.training.comparison import compare
@@ -41,6 +42,7 @@ __all__ = [
     "fit",
     "load_run",
     "plan",
+    "write_run",
 ]
 
 _LOADED_ON_USE = {
@@ -53,6 +55,7 @@ _LOADED_ON_USE = {
     "fit": "pdpsgd.training.fitting",
     "load_run": "pdpsgd.training.predict",
     "plan": "pdpsgd.planning.planner",
+    "write_run": "pdpsgd.integrations.own_loop",
 }
 
 

@@ -17,7 +17,7 @@ from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.distributed import is_first_rank
 from pdpsgd.engine.fingerprints import digest_of_module
-from pdpsgd.engine.privacy_engine import Spent
+from pdpsgd.engine.privacy_engine import PrivacyEngine, Spent
 from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
 from pdpsgd.models.networks import count_parameters
@@ -472,7 +472,7 @@ def _finish(
     result = TrainingResult(
         model=model,
         plan=plan,
-        spent=_spent(trainer),
+        spent=spent_in_all(engine),
         evaluation=evaluation,
         history=tuple(trainer.history),
         models=tuple(models),
@@ -526,13 +526,13 @@ def _describe_model(
     )
 
 
-def _spent(trainer: Trainer) -> tuple[Spent, ...]:
-    """Say what the run cost: as the plan proves, and by the accountant where the plan says nothing."""
-    levels = trainer.plan.levels
+def spent_in_all(engine: PrivacyEngine) -> tuple[Spent, ...]:
+    """Say what a run cost: as the plan proves, and by the accountant where the plan says nothing."""
+    levels = engine.plan.levels
     proven = tuple(
         Spent(level.proven_epsilon, level.delta) for level in levels if level.proven_epsilon is not None
     )
-    return proven if len(proven) == len(levels) else trainer.engine.spent()
+    return proven if len(proven) == len(levels) else engine.spent()
 
 
 def versions() -> dict[str, str]:
