@@ -16,9 +16,9 @@ from pdpsgd.planning.rounds import Level, Round
 
 if TYPE_CHECKING:
     from pdpsgd.engine.privacy_engine import PrivacyEngine
-    from pdpsgd.integrations.own_loop import write_run
     from pdpsgd.ledger.ledger import Ledger
     from pdpsgd.planning.planner import plan
+    from pdpsgd.reporting.own_loop import write_run
     from pdpsgd.training.comparison import compare
     from pdpsgd.training.evaluation import evaluate
     from pdpsgd.training.fitting import TrainingResult, fit
@@ -55,7 +55,7 @@ _LOADED_ON_USE = {
     "fit": "pdpsgd.training.fitting",
     "load_run": "pdpsgd.training.predict",
     "plan": "pdpsgd.planning.planner",
-    "write_run": "pdpsgd.integrations.own_loop",
+    "write_run": "pdpsgd.reporting.own_loop",
 }
 
 
