@@ -81,12 +81,12 @@ def run(data: PublicSet, trial: dict[str, Any]) -> dict[str, Any]:
         return without_privacy(data)
     people = len(data.targets)
     budgets = pdpsgd.Budgets.from_tiers(TIERS[trial["tiers"]], people, min(1e-5, 0.1 / people), shuffle=0)
-    setting = choose_setting(budgets)
+    network = network_for(data)
+    parameters = count_parameters(network)
+    setting = choose_setting(budgets, parameters)
     made = pdpsgd.plan(
         budgets, steps=setting.steps, batch_size=setting.batch_size, max_grad_norm=setting.max_grad_norm
     )
-    network = network_for(data)
-    parameters = count_parameters(network)
     travel = trial["travel"]
     rate = rate_for(made, parameters) if travel is None else travel / setting.max_grad_norm / setting.steps
     result = pdpsgd.fit(
@@ -108,9 +108,11 @@ def run(data: PublicSet, trial: dict[str, Any]) -> dict[str, Any]:
         "parameters": parameters,
         "learning_rate": rate,
         "batch_size": setting.batch_size,
+        "max_grad_norm": setting.max_grad_norm,
         "noise_multiplier": round(seen.noise_multiplier, 4),
         "signal_to_noise": round(seen.signal_to_noise, 2),
         "accuracy": result.accuracy,
+        "loss": None if result.evaluation is None else result.evaluation.loss,
         "majority": data.majority,
     }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.privacy_engine import PrivacyEngine
     from pdpsgd.ledger.ledger import Ledger
     from pdpsgd.planning.planner import plan
+    from pdpsgd.reporting.own_loop import write_run
     from pdpsgd.training.comparison import compare
     from pdpsgd.training.evaluation import evaluate
     from pdpsgd.training.fitting import TrainingResult, fit
@@ -41,6 +42,7 @@ __all__ = [
     "fit",
     "load_run",
     "plan",
+    "write_run",
 ]
 
 _LOADED_ON_USE = {
@@ -53,6 +55,7 @@ _LOADED_ON_USE = {
     "fit": "pdpsgd.training.fitting",
     "load_run": "pdpsgd.training.predict",
     "plan": "pdpsgd.planning.planner",
+    "write_run": "pdpsgd.reporting.own_loop",
 }
 
 

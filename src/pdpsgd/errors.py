@@ -50,7 +50,15 @@ def warn(message: str) -> None:
 
 
 def _is_inside(module: str) -> bool:
-    return module.partition(".")[0] in ("pdpsgd", "torch", "contextlib", "functools", "tqdm", "lightning")
+    return module.partition(".")[0] in (
+        "pdpsgd",
+        "torch",
+        "contextlib",
+        "functools",
+        "tqdm",
+        "lightning",
+        "sklearn",
+    )
 
 
 def check_positive(**values: float) -> None:

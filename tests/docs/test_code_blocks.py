@@ -25,6 +25,7 @@ RUN = (
     "docs/pate.md",
     "docs/people-over-time.md",
     "docs/transformers.md",
+    "docs/scikit-learn.md",
 )
 """Pages whose Python is run, block after block, as a reader would."""
 COMMANDS = ("docs/index.md", "docs/own-data.md", "docs/command-line.md", "docs/people-over-time.md")

@@ -129,3 +129,34 @@ def test_a_short_list_is_told_what_it_can_expect():
 def test_a_list_on_which_nobody_allows_anything_is_refused():
     with pytest.raises(PdpsgdError, match="nobody does"):
         advise(Budgets(np.zeros(10)), 100)
+
+
+def test_the_clipping_norm_grows_with_the_signal_and_stays_between_one_and_eight():
+    norms = [
+        choose_setting(Budgets.from_tiers(TIERS, people), 3_800).max_grad_norm
+        for people in (60, 6_000, 2_000_000)
+    ]
+    assert norms[0] == 1
+    assert 1 < norms[1] < 8
+    assert norms[2] == 8
+    assert choose_setting(Budgets.from_tiers(TIERS, 6_000)).max_grad_norm == 1  # the network is not known
+
+
+@pytest.mark.parametrize("mechanism", ["pdp-sgd-exact", "dp-sgd", "dp-sgd-exclude", "idp-scale"])
+@pytest.mark.parametrize("people", [1, 2, 7, 60, 3_000])
+def test_a_plan_without_a_batch_size_has_one_for_lists_of_any_length(people, mechanism):
+    budgets = Budgets(np.resize([0.5, 2.0, 8.0], people), 1e-4)
+    made = plan(budgets, mechanism)
+    assert made.steps == 300
+    assert made.rounds[0].expected_batch_size <= people
+
+
+def test_whom_nobody_can_help_gets_the_first_refusal():
+    with pytest.raises(PdpsgdError, match="nobody to train on"):
+        plan(Budgets([0.0, 0.0]))
+
+
+def test_few_steps_do_not_make_steps_longer_than_any_that_was_tried():
+    made = plan(Budgets.from_tiers(TIERS, 30_000), steps=2)
+    assert rate_for(made, 1_000) * made.max_grad_norm <= 11
+    assert doubt_about_rate(made, 1_000, 1e-3) is None

@@ -69,7 +69,7 @@ def compare(
       pdpsgd compare people.csv --label income --id-column person --test-share 0.2 \\
           --mechanisms dp-sgd,pdp-sgd-exact,idp-scale --seeds 5
     """
-    from pdpsgd.models.networks import default_network
+    from pdpsgd.models.networks import count_parameters, default_network
     from pdpsgd.training.comparison import compare as run_comparison
     from pdpsgd.training.tasks import in_label_unit
 
@@ -85,6 +85,8 @@ def compare(
     inputs = with_embeddings(inputs, records.encoder, screen)
     taught, tested, of_task = in_label_unit(inputs)
     of_task |= {"loss": "squared-error"} if of_task else {}
+    parameters = count_parameters(make_network(inputs, options.changed(seed=first_seed)))
+    norm = options.with_defaults(parameters=parameters).clipping_norm(budgets)
     with screen.bars() as progress:
         made = run_comparison(
             [name.strip() for name in mechanisms.split(",")],
@@ -95,7 +97,7 @@ def compare(
             test_tiers=None if inputs.test_tiers is None else [str(tier) for tier in inputs.test_tiers],
             record_ids=inputs.record_ids,
             seeds=range(first_seed, first_seed + seeds),
-            plan_options={name: getattr(options, name) for name in PLANNING},
+            plan_options={**{name: getattr(options, name) for name in PLANNING}, "max_grad_norm": norm},
             training={**{name: getattr(options, name) for name in LEARNING}, **of_task},
             name=str(inputs.name),
             model_name=options.model or default_network(inputs.input_shape),

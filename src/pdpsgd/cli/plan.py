@@ -150,6 +150,7 @@ def _in_ledger(
 ) -> Plan:
     """Plan from what people have left, and reserve the run, or a series of runs, if a name for it is given."""
     from pdpsgd.ledger.series import split
+    from pdpsgd.planning.defaults import STEPS
 
     offer = opened.offer(asked.spend).budgets
     if how.series > 1:
@@ -157,7 +158,7 @@ def _in_ledger(
             fail(
                 "Expected --reserve NAME with --series: runs are fixed together by being reserved together. Got none."
             )
-        made = options.changed(steps=how.series * (options.steps or 1000)).make_plan(
+        made = options.changed(steps=how.series * (options.steps or STEPS)).make_plan(
             offer, accountant="certificate"
         )
         plans = split(opened.mark(made), how.series)

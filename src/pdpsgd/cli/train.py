@@ -92,6 +92,8 @@ def train(
       pdpsgd train --config run.toml mnist
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
+    from pdpsgd.models.networks import count_parameters
+
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     own_data = is_own_data(data)
     ready = None if plan is None else _ready_plan(plan, options, earlier)
@@ -115,6 +117,7 @@ def train(
     options, claimed = _completed(options, ready, inputs, data, quiet=quiet)
     with claimed:
         network = _network(inputs, options, screen)
+        options = options.with_defaults(parameters=count_parameters(network))
         if place is None:
             made = ready or _plan(inputs, options, people, earlier)
             result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
@@ -122,6 +125,7 @@ def train(
             with open_or_create(place, screen) as kept:
                 result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
     _show(result, screen, inputs.classes)
+    _show_chosen(result, options, screen)
     if report:
         from pdpsgd.reporting import write_run_report
 
@@ -283,6 +287,26 @@ def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str])
     for sentence in result.verdict.sentences:
         screen.say(sentence)
     screen.say(f"Folder:  {result.run_folder} (public/ may be published; people/ and private/ may not)")
+
+
+def _show_chosen(result: TrainingResult, options: CommandOptions, screen: shared.Screen) -> None:
+    """Say which settings nobody named, and how much the noise leaves of the signal."""
+    from pdpsgd.planning.advice import outlook, too_noisy
+
+    seen = outlook(result.plan, options.parameters or 1)
+    values = {
+        "batch_size": f"batch size {seen.batch_size:,.0f}",
+        "max_grad_norm": f"clipping norm {result.plan.max_grad_norm:g}",
+        "learning_rate": f"learning rate {result.settings['learning_rate']:g}",
+    }
+    chosen = [value for name, value in values.items() if options.sources[name] == "default"]
+    if chosen:
+        screen.say(f"Chosen by what people allow: {', '.join(chosen)} (`pdpsgd advise` says why).")
+    doubt = too_noisy(seen)
+    if doubt is not None:
+        screen.say(
+            f"The signal-to-noise ratio was {seen.signal_to_noise:.2g}: {doubt} can be expected of it."
+        )
 
 
 def _check_folder(options: CommandOptions, place: str | None) -> None:

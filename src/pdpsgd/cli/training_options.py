@@ -106,7 +106,7 @@ class CommandOptions(TrainingOptions):
             "preset": self.preset,
             "start": None if start == "random" else start,
         }
-        return {name: value for name, value in known.items() if value}
+        return {**super().description(), **{name: value for name, value in known.items() if value}}
 
     def _recommended(self) -> Mapping[str, Any]:
         known = super()._recommended()

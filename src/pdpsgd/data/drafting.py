@@ -62,7 +62,7 @@ def draft_schema(
         }
         return Schema(label=label, columns={**kinds, text: Text()}, id_column=id_column, **predicted)
     columns = {
-        name: Ignored() if name in not_features or is_no_feature(name) else _draft_column(frame[name])
+        name: Ignored() if name in not_features or is_no_feature(name) else draft_column(frame[name])
         for name in frame.columns
         if name not in (label, id_column)
     }
@@ -100,7 +100,8 @@ def _draft_label(series: nw.Series[Any], source: Source, task: str | None) -> di
     return {"classes": classes}
 
 
-def _draft_column(series: nw.Series[Any]) -> Column:
+def draft_column(series: nw.Series[Any]) -> Column:
+    """Read what a column may hold from its values: not private."""
     if series.dtype.is_numeric():
         return _draft_numbers(as_floats(series)) or Ignored()
     different = [value for value in cells(series.unique()) if value is not None]

@@ -112,15 +112,16 @@ def encode_features(frame: Frame, schema: Schema, source: Source, remarks: Remar
             f"Expected the columns {', '.join(map(repr, missing))}, as the schema says, in {source.name}. Its columns "
             f"are {column_names(frame)}."
         )
-    parts = [_encode_column(frame, name, schema.columns[name], source, remarks) for name in schema.features]
+    parts = [encode_column(frame, name, schema.columns[name], source, remarks) for name in schema.features]
     if not parts:
         fail("Expected at least one numeric or categorical column in the schema. Got none.")
     return np.concatenate(parts, axis=1)
 
 
-def _encode_column(
-    frame: Frame, name: str, column: Column, source: Source, remarks: Remarks | None
+def encode_column(
+    frame: Frame, name: str, column: Column, source: Source, remarks: Remarks | None = None
 ) -> Floats:
+    """Encode one column by its declaration, each row by itself."""
     if isinstance(column, (Numeric, Date)):
         read, limits = (days_of, column.in_days) if isinstance(column, Date) else (numbers_of, column)
         numbers = read(frame[name], source)

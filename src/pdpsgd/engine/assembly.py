@@ -37,6 +37,7 @@ from pdpsgd.gradients.clipping import ClippedGradients
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.ledger import ReservedRun
     from pdpsgd.planning.plans import Plan
     from pdpsgd.sampling.source import RandomSource
@@ -188,6 +189,7 @@ def assemble(
     reservation: ReservedRun | None,
     observers: Sequence[StepObserver],
     watch_loop: bool,
+    budgets: Budgets | None = None,
 ) -> Run:
     """Put the parts of a run together. Nothing is checked here: see `PrivacyEngine.make_private`."""
     execution = Execution(
@@ -269,5 +271,6 @@ def assemble(
         reservation=reservation,
         many_records=holdings.many,
         spending=spending,
+        budgets=budgets,
         options={**options.to_dict(), "secure": source.secure},
     )

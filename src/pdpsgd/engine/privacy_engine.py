@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from pdpsgd.engine.execution import Execution
 from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
+from pdpsgd.engine.records import TensorRecords
 from pdpsgd.engine.reservation import begin_reserved, circumstances_of
 from pdpsgd.engine.resuming import erase_saved_keys, resume_run, save_run
 from pdpsgd.engine.run import Run
@@ -68,7 +69,7 @@ class PrivacyEngine:
     and publishes nothing computed from the training data but the module's parameters (at any step), then
     every person of level l gets the (epsilon_l, delta_l) that the plan proves for it, under adding or
     removing their record, or all of their records together. See docs/engine.md for what is checked and what is
-    up to the loop.
+    up to the loop. `pdpsgd.write_run(engine, folder)` leaves the run folder that `fit` leaves.
 
     Args:
         observers: Whoever else watches the run's steps; each may refuse (see `StepObserver`).
@@ -197,6 +198,7 @@ class PrivacyEngine:
             reservation=reservation,
             observers=self._observers,
             watch_loop=self._watch_loop,
+            budgets=budgets,
         )
         return module, run.optimizer, run.loader
 
@@ -306,6 +308,27 @@ class PrivacyEngine:
     def plan(self) -> Plan:
         """The plan, with its people."""
         return self._run.plan
+
+    @property
+    def budgets(self) -> Budgets | None:
+        """What each person allows, as it was given to `make_private`."""
+        return self._run.budgets
+
+    @property
+    def reservation(self) -> ReservedRun | None:
+        """The run of a ledger that this is, if it is one."""
+        return self._run.reservation
+
+    @property
+    def loop_options(self) -> Mapping[str, Any]:
+        """What `make_private` was told of loss, views, batches and randomness."""
+        return dict(self._run.options)
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of one input, where records are tensors."""
+        records = self._run.records
+        return tuple(records.tensors[0].shape[1:]) if isinstance(records, TensorRecords) else None
 
     @property
     def level_of_person(self) -> IntArray:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pdpsgd._typing import IntArray
+    from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.engine.checks.attributes import PlainAttributes
     from pdpsgd.engine.checks.first_batches import FirstBatches
     from pdpsgd.engine.distributed import Ranks
@@ -51,6 +52,7 @@ class Run:
     reservation: ReservedRun | None
     many_records: ManyRecords | None = None
     spending: SpendingFilter | None = None
+    budgets: Budgets | None = None
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
     before: dict[str, Any] = field(

@@ -136,8 +136,8 @@ class ReservedRun:
             self.book.tie(self.number, self.attempt, key_name=key_name)
 
     def finish(self) -> None:
-        """End the run; it stays charged in full."""
-        if self._watches and self._begun:
+        """End the run, if it has not ended; it stays charged in full."""
+        if self._watches and self._begun and self.state != "finished":
             self.book.finish(self.number, self.attempt)
         self.state = "finished"
 

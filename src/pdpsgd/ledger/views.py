@@ -62,6 +62,35 @@ def read_person(connection: Connection, name: str) -> Person:
     )
 
 
+def read_kinds(connection: Connection) -> IntArray:
+    """Number the kinds of accounts: people of one kind allowed the same at the same time, and had the same charges.
+
+    Whoever has changed what they allow is of a kind of their own.
+    """
+    people = people_count(connection)
+    c = schema.consents.c
+    person, *said = columns_of(
+        connection, select(c.person, c.entry, c.epsilon, c.delta).order_by(c.person), [int, int, float, float]
+    )
+    own = schema.people.c
+    fixed = columns_of(connection, select(own.kappa, own.set_aside).order_by(own.number), [float, float])
+    first = np.searchsorted(person, np.arange(people))
+    changed = np.bincount(person, minlength=people) > 1
+    runs = [levels_of_run(connection, run.number, people) for run in read_runs(connection)]
+    kind = np.where(changed, 1 + np.arange(people), 0)
+    for column in (*(each[first] for each in said), *fixed, *runs):
+        # Two columns at a time: a table of all of them would need several times the memory.
+        pair = np.stack([kind, np.unique(column, return_inverse=True)[1].reshape(-1)], axis=1)
+        kind = np.unique(pair, axis=0, return_inverse=True)[1].reshape(-1)
+    return kind
+
+
+def read_number(connection: Connection, name: str) -> int | None:
+    """Find a person's number, by id."""
+    found = connection.execute(select(schema.people.c.number).where(schema.people.c.id == name)).scalar()
+    return None if found is None else int(found)
+
+
 def read_tiers(connection: Connection) -> list[Tier]:
     """Sum everybody up by what they allow now."""
     now = current(connection)

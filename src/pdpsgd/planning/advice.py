@@ -19,21 +19,18 @@ import numpy as np
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, check_positive, fail
+from pdpsgd.planning.defaults import CLIPPING_NORM, STEPS, default_batch_size, default_clipping_norm
+from pdpsgd.planning.levels import make_levels
 from pdpsgd.planning.planner import plan as make_plan
 from pdpsgd.planning.plans import Plan
-from pdpsgd.planning.signal import mus, signal, signal_efficiency
+from pdpsgd.planning.signal import signal, signal_efficiency
 
-STEPS = 300
-"""Steps, unless others are asked for: a choice, not a result; other numbers were not compared."""
-NOISE_MULTIPLIER = 2.0
-"""Wanted at least: above it, a plan makes 93 % and more of what people allow (1 / (s sqrt(exp(1/s^2) - 1)) at s)."""
-SMALLEST_BATCH, LARGEST_BATCH = 256, 16_384
-"""Smaller batches save no time; larger ones take long, and so many people have signal enough."""
-SATURATION = 0.95
-"""The largest sampling rate to plan for: people at rate 1 could give more than they are asked for."""
-CLIPPING_NORM = 1.0
 TRAVEL, TRAVEL_POWER, LONGEST_TRAVEL = 20.0, 0.75, 1600.0
 """Clipping norm times the sum of learning rates, at a signal-to-noise ratio of r: TRAVEL * r^TRAVEL_POWER, limited."""
+LARGEST_STEP = 2 * LONGEST_TRAVEL / STEPS
+"""Clipping norm times learning rate, however few the steps are: the largest that was tried."""
+FEW_STEPS = 50
+"""With fewer steps no learning rate is doubted: the rule was calibrated at 300."""
 FAR_OFF = 5.0
 """A learning rate so many times above or below the rule's is worth a word."""
 MEAN_OF_SCHEDULE = {"cosine": 0.5, "linear": 0.5, "constant": 1.0}
@@ -100,6 +97,7 @@ def signal_to_noise(made: Plan, parameters: int) -> float:
 
 def choose_setting(
     budgets: Budgets,
+    parameters: int | None = None,
     *,
     steps: int | None = None,
     batch_size: float | None = None,
@@ -107,11 +105,9 @@ def choose_setting(
 ) -> Setting:
     """Choose what is not said of batch size, steps and clipping norm.
 
-    The batch is such that the noise multiplier is about `NOISE_MULTIPLIER` or above: smaller ones waste what people
-    allow, larger ones time. It stays where nearly nobody would have to be in every step.
-
     Args:
         budgets: What each person allows for this run.
+        parameters: The number of parameters of the network, if it is known.
         steps: The number of steps, if it is said.
         batch_size: The expected batch size, if it is said.
         max_grad_norm: The clipping norm, if it is said.
@@ -120,25 +116,11 @@ def choose_setting(
         A setting without a learning rate, which follows from the plan (`rate_for`).
     """
     taken = STEPS if steps is None else steps
-    if batch_size is None:
-        each = mus(budgets.epsilon, budgets.delta)
-        batch_size = float(f"{_batch_size(np.sort(each[each > 0]), taken):.2g}")  # plans are solved for any
-    return Setting(
-        batch_size=max(1, round(batch_size)),
-        steps=taken,
-        max_grad_norm=CLIPPING_NORM if max_grad_norm is None else max_grad_norm,
-    )
-
-
-def _batch_size(each: np.ndarray[Any, np.dtype[np.float64]], steps: int) -> float:
-    """Choose a batch for people with these mu, in ascending order: signal = sqrt(steps) * batch / noise multiplier."""
-    if not each.size:
-        return SMALLEST_BATCH  # nobody allows anything: the plan will say so
-    total = float(each.sum())
-    wanted = NOISE_MULTIPLIER * total / math.sqrt(steps)
-    # Rates are about in proportion to mu. Of the signal, 2 % may come from people who reach the largest rate.
-    top = each[min(int(np.searchsorted(np.cumsum(each), 0.98 * total)), each.size - 1)]
-    return min(max(wanted, SMALLEST_BATCH), LARGEST_BATCH, SATURATION * total / float(top))
+    levels, _ = make_levels(budgets)
+    if max_grad_norm is None:
+        max_grad_norm = CLIPPING_NORM if parameters is None else default_clipping_norm(levels, parameters)
+    batch = default_batch_size(levels, taken) if batch_size is None else max(1, round(batch_size))
+    return Setting(batch_size=batch, steps=taken, max_grad_norm=max_grad_norm)
 
 
 def rate_for(made: Plan, parameters: int, *, schedule: str = "cosine", momentum: float = 0.0) -> float:
@@ -158,7 +140,8 @@ def rate_for(made: Plan, parameters: int, *, schedule: str = "cosine", momentum:
         The learning rate at the beginning of the schedule.
     """
     rates = MEAN_OF_SCHEDULE.get(schedule, 0.5) * _steps_of_a_model(made) * made.max_grad_norm
-    rate = _travel(signal_to_noise(made, parameters)) / rates * (1 - min(momentum, 0.99))
+    rate = min(_travel(signal_to_noise(made, parameters)) / rates, LARGEST_STEP / made.max_grad_norm)
+    rate *= 1 - min(momentum, 0.99)
     return float(f"{rate:.2g}")
 
 
@@ -191,7 +174,7 @@ def doubt_about_rate(
         A sentence with the learning rate to try instead, or None.
     """
     by_rule = rate_for(made, parameters, schedule=schedule, momentum=momentum)
-    if by_rule / FAR_OFF < rate < by_rule * FAR_OFF:
+    if made.steps < FEW_STEPS or by_rule / FAR_OFF < rate < by_rule * FAR_OFF:
         return None
     ratio = signal_to_noise(made, parameters)
     side = "above" if rate > by_rule else "below"
@@ -314,7 +297,9 @@ def advise(
     able = int(((budgets.epsilon > 0) & (budgets.delta > 0)).sum())
     if not able:
         fail("Expected somebody who allows something, to advise on a run. Got a list on which nobody does.")
-    chosen = choose_setting(budgets, steps=steps, batch_size=batch_size, max_grad_norm=max_grad_norm)
+    chosen = choose_setting(
+        budgets, parameters, steps=steps, batch_size=batch_size, max_grad_norm=max_grad_norm
+    )
 
     def planned(setting: Setting, mechanism: str = MECHANISMS[0]) -> Plan:
         with warnings.catch_warnings():
@@ -412,13 +397,25 @@ def _worth(advice: Advice) -> str:
     )
 
 
-def _if_too_noisy(advice: Advice) -> list[str]:
-    best = advice.best
+def too_noisy(best: Outlook) -> str | None:
+    """Name what can be had of a plan in which there is more noise than signal; None where there is enough signal."""
     if best.signal_to_noise >= ENOUGH:
+        return None
+    return "hardly more than a guess" if best.signal_to_noise < TOO_NOISY else "a rough model at best"
+
+
+def _if_too_noisy(advice: Advice) -> list[str]:
+    best, doubt = advice.best, too_noisy(advice.best)
+    if doubt is None:
         return []
     people = math.ceil(advice.people_who_allow_something * ENOUGH / best.signal_to_noise / 10) * 10
-    how_bad = "hardly more than a guess" if best.signal_to_noise < TOO_NOISY else "a rough model at best"
+    smaller = int(advice.parameters * (best.signal_to_noise / ENOUGH) ** 2)
+    network = (
+        f", a network of {smaller:,} parameters at most (--model linear, fewer columns)"
+        if smaller >= 2
+        else ", a much smaller network"
+    )
     return [
-        f"Expect {how_bad}: for a network of {advice.parameters:,} parameters these people allow too little. What "
-        f"would help: about {people:,} people like these, or larger budgets; fewer columns help a little."
+        f"Expect {doubt}: for a network of {advice.parameters:,} parameters these people allow too little. What "
+        f"would help: about {people:,} people like these, larger budgets{network}."
     ]

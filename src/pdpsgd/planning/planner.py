@@ -17,6 +17,7 @@ from pdpsgd.accounting.registry import ACCOUNTANTS
 from pdpsgd.accounting.registry import accountant as accountant_by_name
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, check_one_of, check_positive, fail, warn
+from pdpsgd.planning.defaults import STEPS, default_batch_size
 from pdpsgd.planning.fairness import evened_out
 from pdpsgd.planning.levels import MAX_LEVELS, Levels, Roster, average_loss, make_levels, match_ids
 from pdpsgd.planning.mechanisms.base import Mechanism, Request
@@ -34,7 +35,7 @@ def plan(
     budgets: Budgets,
     mechanism: str = "pdp-sgd-exact",
     steps: int | None = None,
-    batch_size: float = 1024,
+    batch_size: float | None = None,
     accountant: str | None = None,
     max_grad_norm: float = 1.0,
     *,
@@ -57,8 +58,9 @@ def plan(
     Args:
         budgets: what each person on the list allows.
         mechanism: one of `MECHANISMS`; the default spends everything that everybody allows.
-        steps: all steps together (1,000 unless the noise is given); rounds share them evenly.
-        batch_size: expected number of people in a batch.
+        steps: all steps together (300 unless the noise is given); rounds share them evenly.
+        batch_size: expected number of people in a batch; by default one that suits what people allow
+            (`planning.defaults`).
         accountant: `pld` (default), `rdp`, or `gdp`, which plans but proves nothing. `idp-sample` is defined
             under `rdp`.
         max_grad_norm: the clipping norm C.
@@ -99,7 +101,9 @@ def plan(
     """
     check_one_of(tuple(MECHANISMS), mechanism=mechanism)
     check_one_of(("step", "round"), drawn=drawn)
-    check_positive(batch_size=batch_size, max_grad_norm=max_grad_norm)
+    check_positive(max_grad_norm=max_grad_norm)
+    if batch_size is not None:
+        check_positive(batch_size=batch_size)
     chosen = MECHANISMS[mechanism]
     by = accountant_by_name(
         _accountant_name(chosen, mechanism, accountant, bool(history) and not history_fixed)
@@ -119,7 +123,7 @@ def plan(
     request = Request(
         levels=evened_out(levels, gamma, gamma_from),
         steps=total,
-        batch_size=batch_size,
+        batch_size=default_batch_size(rounded, total) if batch_size is None else batch_size,
         accountant=by,
         rounds=rounds or chosen.default_rounds,
         schedule=segments,
@@ -132,7 +136,7 @@ def plan(
     draft = Plan(
         mechanism,
         levels.unproven(),
-        tuple(_run(chosen, request)),
+        tuple(_run(chosen, request) if batch_size is not None else _run_with_less(chosen, request)),
         by.name,
         max_grad_norm=float(max_grad_norm),
         history_fixed=history_fixed,
@@ -222,7 +226,7 @@ def _total_steps(
         )
     if segments is not None:
         return sum(s.steps for s in segments)
-    total = 1000 if steps is None else steps
+    total = STEPS if steps is None else steps
     if total != int(total) or total < 1:
         fail(f"Expected steps to be a whole number of at least 1. Got {total!r}.")
     return int(total)
@@ -252,6 +256,20 @@ def _run(chosen: Mechanism, request: Request) -> list[Round]:
         placed: dict[str, Any] = {name: tuple(np.array(v)[source].tolist()) for name, v in values.items()}
         spread.append(replace(r, **placed))
     return spread
+
+
+def _run_with_less(chosen: Mechanism, request: Request) -> list[Round]:
+    """Run the mechanism with a batch that nobody asked for: halved while fewer people can be used than it has."""
+    try:
+        return _run(chosen, request)
+    except PdpsgdError:
+        if request.batch_size <= 1:
+            raise
+        try:
+            return _run_with_less(chosen, replace(request, batch_size=request.batch_size // 2))
+        except PdpsgdError:
+            pass
+        raise  # what was wrong at first: a smaller batch does not help
 
 
 def _with_history(

@@ -44,7 +44,9 @@ def page(*, title: str, kind: str, verdict: str, sections: Iterable[Section]) ->
 <nav aria-label="Contents"><ul>{links}</ul></nav>
 </header>
 <main id="content">{body}</main>
-<footer><p>Made by pdpsgd. This file holds everything it shows: it loads and sends nothing.</p></footer>
+<footer>
+<div class="signed"><div>Reviewed by</div><div>Date</div><div>Signature</div></div>
+<p>Made by pdpsgd. This file holds everything it shows: it loads and sends nothing.</p></footer>
 <script>{_vega()}</script>
 <script>{_file("page.js")}</script>
 </body>
@@ -90,6 +92,12 @@ def figures(pairs: Iterable[tuple[str, str]]) -> str:
     """Return key figures, each with what it is."""
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
     return f'<dl class="figures">{cells}</dl>'
+
+
+def particulars(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return what a file is about, line by line, as on the first page of one on paper."""
+    lines = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
+    return f'<dl class="particulars">{lines}</dl>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:

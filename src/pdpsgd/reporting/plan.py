@@ -204,8 +204,8 @@ def verify_parts(plan: Plan, check: Check) -> list[str]:
     made.append(
         parts.paragraph(
             "Each person can be told their own line of people/promises.csv, which is not part of this page: what "
-            "they asked for and what "
-            "is proven for them."
+            "they asked for and what is proven for them. `pdpsgd report RUN --letters FOLDER` makes a letter in plain "
+            "words of it, to each of them."
         )
     )
     return made

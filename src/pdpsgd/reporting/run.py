@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,19 @@ from pdpsgd.reporting.plan import (
 from pdpsgd.reporting.probabilities import probability_parts
 from pdpsgd.training.class_figures import class_sentences
 from pdpsgd.training.finished_run import Run, read_run
+from pdpsgd.training.options import ACCOUNTABLE
 
 
-def write_run_report(folder: str | Path, output: str | Path | None = None) -> Path:
+def write_run_report(folder: str | Path, output: str | Path | None = None, **said: str | None) -> Path:
     """Write the page of a run, by default into its folder, and say where it is.
 
-    The page of a plan that is not for release gets a name that says so.
+    What is said of purpose, operator and contact comes before what the run's settings say.
     """
     from pdpsgd.training.run_folder import RunFolder, write_atomically
 
     run = read_run(folder)
+    stated = {name: value for name, value in said.items() if value is not None}
+    run = replace(run, settings={**run.settings, **stated})
     path = RunFolder(folder).page(run.plan) if output is None else Path(output)
     text = run_page(run)
     if not path.parent.is_dir():
@@ -52,7 +56,7 @@ def run_page(run: Run) -> str:
     name = str(run.settings.get("data") or run.name)
     check = check_of(run.plan)
     sections = [
-        parts.Section("Overview", "At a glance", _overview(run)),
+        parts.Section("Overview", "At a glance", _accountable(run), _overview(run)),
         parts.Section("Promise", "What was promised, and what is proven", *promise_parts(run.plan)),
         parts.Section(
             "All runs", "Over all runs on these people", *over_time_parts(run.result.get("ledger"))
@@ -146,6 +150,13 @@ def _overview(run: Run) -> str:
         ("steps", f"{plan.steps:,}"),
     ]
     return parts.figures(pairs)
+
+
+def _accountable(run: Run) -> str:
+    """Say what the run is for, who answers for it, and when it began; what nobody said is said to be missing."""
+    run_of = run.settings
+    rows = [(name, str(run_of.get(name) or "not stated")) for name in ACCOUNTABLE]
+    return parts.particulars([*rows, ("date", str(run_of.get("date") or "not stated")), ("run", run.name)])
 
 
 def _accuracy(run: Run) -> list[str]:
@@ -293,8 +304,10 @@ _MANY_RECORDS = (
 
 
 def _settings(run: Run) -> list[str]:
-    left_out = ("classes", "notes", "ledger")
+    left_out = ("classes", "notes", "ledger", *ACCOUNTABLE, "date")
     settings = {name: value for name, value in run.settings.items() if name not in left_out}
+    if "sources" in settings:
+        settings["sources"] = {k: v for k, v in settings["sources"].items() if k not in left_out}
     plan = {
         "mechanism": run.plan.mechanism,
         "bookkeeping": run.plan.bookkeeping,

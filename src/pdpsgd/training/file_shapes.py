@@ -16,6 +16,10 @@ _ERRORS = {"rmse": _EPSILON, "mae": _EPSILON, "r_squared": Nullable(Range(most=1
 SETTINGS = {
     "version": Optional(str),
     "data": Optional(str),
+    "date": Optional(str),
+    "purpose": Optional(str),
+    "operator": Optional(str),
+    "contact": Optional(str),
     "classes": Optional([str]),
     "notes": Optional([str]),
     "task": Optional(str),

@@ -17,10 +17,14 @@ from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.distributed import is_first_rank
 from pdpsgd.engine.fingerprints import digest_of_module
-from pdpsgd.engine.privacy_engine import Spent
+from pdpsgd.engine.privacy_engine import PrivacyEngine, Spent
 from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
+<<<<<<< HEAD
 from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
+=======
+from pdpsgd.models.networks import count_parameters
+>>>>>>> main
 from pdpsgd.training.booking import book, put_in_order_of, settle, under
 from pdpsgd.training.calibrating import BY_STEPS, calibration_of, check_calibration, outputs_of
 from pdpsgd.training.calibration import Calibration
@@ -39,8 +43,13 @@ from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.inputs import TrainingInputs, as_tensors, inputs_of, shape_of
+<<<<<<< HEAD
 from pdpsgd.training.least_squares import ONE_STEP, LeastSquares
 from pdpsgd.training.leftovers import plain_attributes, remove_leftovers
+=======
+from pdpsgd.training.learning_rate import with_learning_rate
+from pdpsgd.training.leftovers import remove_leftovers
+>>>>>>> main
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.private_calibration import PrivateCalibration
@@ -181,6 +190,9 @@ def fit(
     checkpoint_every: int | None = None,
     resume: bool | None = None,
     sensitive: bool | None = None,
+    purpose: str | None = None,
+    operator: str | None = None,
+    contact: str | None = None,
     progress: bool | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     spend: str | float | None = None,
@@ -203,15 +215,17 @@ def fit(
             `accountant` and `plan_options`.
         preset: A named recipe (`pdpsgd.training.presets`) for what is not said here.
         mechanism: The mechanism that turns budgets into sampling rates and noise, "pdp-sgd-exact" by default.
-        steps: The total number of steps, 1,000 by default.
-        batch_size: The expected batch size, 1,024 by default.
-        max_grad_norm: The clipping norm of per-example gradients, 1 by default.
+        steps: The total number of steps, 300 by default.
+        batch_size: The expected batch size, by default one that suits what people allow (docs/choosing.md).
+        max_grad_norm: The clipping norm of per-example gradients, by default one that suits what people allow and the
+            size of the network (docs/choosing.md).
         accountant: "pld" (default), "rdp", or "gdp", which proves nothing.
         plan_options: Further arguments of `pdpsgd.plan`.
         record_ids: The person of each record, by their id in `budgets`.
         record_of_person: The record of each person on the list; -1 where there is none.
         optimizer: A name ("sgd" by default), or a function from parameters to an optimizer.
-        learning_rate: The learning rate, 1 by default.
+        learning_rate: The learning rate, by default what suits the plan's noise and the network (docs/choosing.md). One
+            that is far from that is warned of.
         momentum: Momentum, 0 by default.
         weight_decay: Weight decay, 0 by default.
         optimizer_options: Further arguments of the optimizer.
@@ -245,6 +259,9 @@ def fit(
         checkpoint_every: Steps between checkpoints; by default one is written every minute.
         resume: Whether to continue the run in `run_folder`.
         sensitive: Whether to log batch sizes and training losses, in `private/` of the run folder.
+        purpose: What the model is for, in a sentence: for the run's page and for letters to its people.
+        operator: Who trains and answers for it.
+        contact: Whom people may ask: an address, a phone number, a page.
         progress: Whether to show a progress bar (default).
         ledger: The ledger of these people, or its place. The run is reserved there, started before the first record
             is read, and finished at the end; `budgets` then say what people allow over all runs together.
@@ -275,9 +292,14 @@ def fit(
         inputs = replace(inputs, calibration_data=as_tensors(tuple(chosen.calibrate)))
     chosen.check_choices()
     check_calibration(chosen, inputs)
+<<<<<<< HEAD
     known = plan if reservation is None else reservation.plan
     solving = (chosen.mechanism if known is None else known.mechanism) == LEAST_SQUARES
     origin = None if solving else _start(model, inputs, chosen)
+=======
+    chosen = chosen.with_defaults(parameters=count_parameters(model))
+    origin = _start(model, inputs, chosen)
+>>>>>>> main
     move(model, chosen.device)
     solved = LeastSquares.of(model, chosen) if solving else None
     with _in_use(chosen.run_folder, again=reservation is not None):
@@ -287,7 +309,12 @@ def fit(
             if reservation is not None:
                 put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
+<<<<<<< HEAD
             trainer = _trainer(model, inputs, made, chosen, reservation, origin, solved)
+=======
+            chosen = with_learning_rate(chosen, made, model)
+            trainer = _trainer(model, inputs, made, chosen, reservation, origin)
+>>>>>>> main
             trainer.run(
                 evaluate_every=chosen.evaluate_every if solved is None else None,
                 checkpoint_every=chosen.checkpoint_every,
@@ -379,6 +406,7 @@ def _trainer(
         folder=folder,
         sensitive=options.sensitive,
     )
+    assert options.learning_rate is not None  # with_learning_rate has chosen one
     optimizer = optimizer_of(
         options.optimizer,
         (parameter for parameter in model.parameters() if parameter.requires_grad),
@@ -476,7 +504,7 @@ def _finish(
     result = TrainingResult(
         model=model,
         plan=plan,
-        spent=_spent(trainer),
+        spent=spent_in_all(engine),
         evaluation=evaluation,
         history=tuple(trainer.history),
         models=tuple(models),
@@ -530,13 +558,13 @@ def _describe_model(
     )
 
 
-def _spent(trainer: Trainer) -> tuple[Spent, ...]:
-    """Say what the run cost: as the plan proves, and by the accountant where the plan says nothing."""
-    levels = trainer.plan.levels
+def spent_in_all(engine: PrivacyEngine) -> tuple[Spent, ...]:
+    """Say what a run cost: as the plan proves, and by the accountant where the plan says nothing."""
+    levels = engine.plan.levels
     proven = tuple(
         Spent(level.proven_epsilon, level.delta) for level in levels if level.proven_epsilon is not None
     )
-    return proven if len(proven) == len(levels) else trainer.engine.spent()
+    return proven if len(proven) == len(levels) else engine.spent()
 
 
 def versions() -> dict[str, str]:

@@ -34,10 +34,26 @@ PLAN = "Plan"
 TRAINING = "Model and training"
 OUTPUT = "Output"
 
+ACCOUNTABLE = ("purpose", "operator", "contact")
+"""Options that say what a run is for and who answers for it: on its page, and in letters to its people."""
+LONGEST_LINE = 500
 SAID = ("given", "file")
 """Sources of values that somebody chose for this run."""
 
 Made = TypeVar("Made", bound="Options")
+
+
+def check_one_line(name: str, value: Any) -> None:
+    """Refuse a text for people that is empty, long, or more than a line; None is none."""
+    if value is None:
+        return
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or not value.isprintable()
+        or len(value) > LONGEST_LINE
+    ):
+        fail(f"Expected {name} to be a line of text, {LONGEST_LINE} characters at most. Got {shown(value)}.")
 
 
 @dataclass(frozen=True)
@@ -144,12 +160,24 @@ class PlanOptions(Options):
     mechanism: str = option(
         "pdp-sgd-exact", "mechanism, such as dp-sgd, sampling, pdp-sgd-exact, idp-scale", panel=PLAN
     )
-    steps: int | None = option(None, "total number of steps", panel=PLAN, kind=int, shown="1000")
-    batch_size: float = option(1024, "expected batch size (people per step)", panel=PLAN, kind=float)
+    steps: int | None = option(None, "total number of steps", panel=PLAN, kind=int, shown="300")
+    batch_size: float | None = option(
+        None,
+        "expected batch size (people per step)",
+        panel=PLAN,
+        kind=float,
+        shown="by what people allow",
+    )
     accountant: str | None = option(
         None, "pld (tight), rdp, or gdp (an approximation that proves nothing)", panel=PLAN, shown="pld"
     )
-    max_grad_norm: float = option(1.0, "clipping norm of per-example gradients", panel=PLAN, kind=float)
+    max_grad_norm: float | None = option(
+        None,
+        "clipping norm of per-example gradients",
+        panel=PLAN,
+        kind=float,
+        shown="1, or by what people allow",
+    )
     rounds: int | None = option(
         None, "maximum number of rounds, for mechanisms with thresholds", panel=PLAN, kind=int
     )
@@ -181,6 +209,7 @@ class PlanOptions(Options):
         None, "epsilon above which gamma draws budgets together", panel=PLAN, kind=float, shown="the smallest"
     )
     max_levels: int = option(256, "maximum number of privacy levels", panel=PLAN, kind=int)
+    parameters: int | None = option(None, "number of parameters of the network", panel=PLAN, kind=None)
 
     def make_plan(self, budgets: Budgets, *, history: Sequence[Plan] = (), **more: Any) -> Plan:
         """Compute the plan for these people.
@@ -200,7 +229,7 @@ class PlanOptions(Options):
             "steps": self.steps,
             "batch_size": self.batch_size,
             "accountant": self.accountant,
-            "max_grad_norm": self.max_grad_norm,
+            "max_grad_norm": self.clipping_norm(budgets),
             "rounds": self.rounds,
             "noise_multiplier": self.noise_multiplier,
             "drawn": self.drawn,
@@ -214,6 +243,17 @@ class PlanOptions(Options):
             "history": history,
         }
         return plan(budgets, **(asked | more))
+
+    def clipping_norm(self, budgets: Budgets) -> float:
+        """Return the clipping norm that was said, or one that suits these people and the network, if it is known."""
+        from pdpsgd.planning.defaults import CLIPPING_NORM, default_clipping_norm
+        from pdpsgd.planning.levels import make_levels
+
+        if self.max_grad_norm is not None:
+            return self.max_grad_norm
+        if self.parameters is None:
+            return CLIPPING_NORM
+        return default_clipping_norm(make_levels(budgets)[0], self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +278,13 @@ class TrainingOptions(PlanOptions):
         names=("--optimizer-option",),
         shown=False,
     )
-    learning_rate: float = option(
-        1.0, "learning rate", panel=TRAINING, kind=float, names=("--learning-rate", "--lr")
+    learning_rate: float | None = option(
+        None,
+        "learning rate",
+        panel=TRAINING,
+        kind=float,
+        names=("--learning-rate", "--lr"),
+        shown="by the plan's noise",
     )
     momentum: float = option(0.0, "momentum, for sgd and rmsprop", panel=TRAINING, kind=float)
     weight_decay: float = option(0.0, "weight decay", panel=TRAINING, kind=float)
@@ -302,6 +347,9 @@ class TrainingOptions(PlanOptions):
         kind=bool,
         names=("--secure/--no-secure",),
     )
+    purpose: str | None = option(None, "what the model is for, in a sentence", panel=OUTPUT)
+    operator: str | None = option(None, "who trains and answers for it", panel=OUTPUT)
+    contact: str | None = option(None, "whom people may ask: address, phone or page", panel=OUTPUT)
     run_folder: str | PathLike[str] | None = option(
         None, "output folder", panel=OUTPUT, kind=Path, shown="a new one in runs/"
     )
@@ -336,6 +384,8 @@ class TrainingOptions(PlanOptions):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 fail(f"Expected {name} to be a whole number >= {least}, or None. Got {shown(value)}.")
+        for name in ACCOUNTABLE:
+            check_one_line(name, getattr(self, name))
         if self.views > 1 and self.augment in (None, "none"):
             fail(f"Expected augment, to make several views of a record. Got views={self.views!r} without it.")
 
@@ -355,7 +405,7 @@ class TrainingOptions(PlanOptions):
             optimizer_of(
                 self.optimizer,
                 [torch.nn.Parameter(torch.zeros(1))],
-                learning_rate=self.learning_rate,
+                learning_rate=1.0 if self.learning_rate is None else self.learning_rate,
                 momentum=self.momentum,
                 weight_decay=self.weight_decay,
                 options=self.optimizer_options,
@@ -369,7 +419,7 @@ class TrainingOptions(PlanOptions):
         norm = self.max_grad_norm if plan is None else plan.max_grad_norm
         if self.preset is not None and self.sources["learning_rate"] == "preset":
             belongs = self._recommended()["max_grad_norm"]
-            if norm != belongs:
+            if norm is not None and norm != belongs:
                 fail(
                     f"Expected max_grad_norm={belongs:g}, to which the learning rate of preset {self.preset!r} "
                     f"belongs, or a learning_rate of your own. Got max_grad_norm={norm:g}."
@@ -382,7 +432,8 @@ class TrainingOptions(PlanOptions):
 
     def description(self) -> dict[str, Any]:
         """Describe, for the settings of the run, what these options know beside how to train."""
-        return {}
+        known = {name: getattr(self, name) for name in ACCOUNTABLE}
+        return {name: value for name, value in known.items() if value is not None}
 
     def _recommended(self) -> Mapping[str, Any]:
         chosen = self.preset

@@ -15,6 +15,7 @@
 | **`people/`** | **what each person may be told, and nobody else** |
 | `promises.csv` | for each person: what was asked, what is proven, the level |
 | `plan.json` | only where budgets do not say who is on which level: the plan with its people |
+| `letters/` | only if asked for: a letter to each person, in plain words |
 | **`private/`** | **the operator's own** |
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
 | `lock` | while a process works on the run |
@@ -371,6 +372,11 @@ class RunFolder:
     def promises(self) -> Path | None:
         """Each person's promise, where it was written."""
         return self._found("promises.csv", PEOPLE, PRIVATE)
+
+    @property
+    def letters(self) -> Path:
+        """The folder of letters to people."""
+        return self.path / PEOPLE / "letters"
 
     def _found(self, name: str, *folders: str) -> Path | None:
         paths = [self.path / folder / name for folder in folders]

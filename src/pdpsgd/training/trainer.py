@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -158,8 +159,10 @@ class Trainer:
                 folder.write_plan(self.plan)
                 reservation = private.get("reservation")
                 place = {} if reservation is None else {"ledger": reservation.description()}
+                today = date.today().isoformat()  # when it began, which no record decides
+                digest = without_people(self.plan).digest
                 folder.write_settings(
-                    {**self.settings, "plan": without_people(self.plan).digest, **self.description, **place}
+                    {**self.settings, "plan": digest, "date": today, **self.description, **place}
                 )
                 if self.schema is not None:
                     folder.write_schema(self.schema)

@@ -1,0 +1,251 @@
+"""Estimators with scikit-learn's habits: its own checks, budgets by row and by person, pipelines, declarations."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import polars
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="scikit-learn 1.6 is not installed")
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    Normalizer,
+    OneHotEncoder,
+    PolynomialFeatures,
+    StandardScaler,
+)
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import pdpsgd
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.integrations.sklearn import PersonalizedClassifier, PersonalizedRegressor
+from pdpsgd.planning.verdict import HOLDS
+
+QUICK = {"steps": 3, "batch_size": 8, "accountant": "rdp", "random_state": 0}
+NOT_DECLARED = "ignore:Ranges, categories or other figures"
+
+CHECKED = [
+    PersonalizedClassifier(epsilon=1e4, steps=40, accountant="rdp", random_state=0, model="linear"),
+    PersonalizedRegressor(epsilon=1e4, steps=40, accountant="rdp", random_state=0, model="linear"),
+]
+CANNOT: dict[str, str] = {}
+"""Checks of scikit-learn that cannot pass, by name, and why: none; those that do not apply it leaves out by tags."""
+
+
+@pytest.mark.filterwarnings(NOT_DECLARED)
+@parametrize_with_checks(CHECKED, expected_failed_checks=lambda estimator: CANNOT)
+def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def patients() -> dict[str, Any]:
+    """Scikit-learn's breast cancer table: features, labels, public ranges, and what people allow."""
+    data = load_breast_cancer(as_frame=True)
+    ranges = {name: (0.0, 4.0 * float(data.data[name].median()) + 1) for name in data.data}
+    epsilon = np.random.default_rng(0).choice([20.0, 80.0], len(data.data))
+    return {"X": data.data, "y": data.target.to_numpy(), "ranges": ranges, "epsilon": epsilon}
+
+
+def declared(patients: dict[str, Any], **more: Any) -> PersonalizedClassifier:
+    return PersonalizedClassifier(feature_ranges=patients["ranges"], classes=[0, 1], model="linear", **more)
+
+
+def test_a_classifier_learns_and_promises_what_each_person_asked_for(patients: dict[str, Any]) -> None:
+    made = declared(patients, steps=40, accountant="rdp")
+    made.fit(patients["X"], patients["y"], epsilon=patients["epsilon"], delta=1e-6)
+    assert made.verdict_.outcome == HOLDS
+    assert {level.epsilon: level.people for level in made.plan_.levels} == {
+        value: int((patients["epsilon"] == value).sum()) for value in (20.0, 80.0)
+    }
+    assert all(level.delta == 1e-6 for level in made.plan_.levels)
+    assert made.score(patients["X"], patients["y"]) > 0.85  # always the largest class: 0.63
+    proba = made.predict_proba(patients["X"][:5])
+    assert proba.shape == (5, 2)
+    assert (proba.argmax(1) == made.predict(patients["X"][:5])).all()
+
+
+def test_a_regressor_answers_in_the_unit_of_the_label() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    made = PersonalizedRegressor(
+        feature_ranges=(-0.2, 0.2), label_range=(0, 400), model="linear", steps=60, accountant="rdp"
+    )
+    made.fit(X, y, epsilon=50.0)
+    assert made.verdict_.outcome == HOLDS
+    assert made.score(X, y) > 0.3
+    assert 0 <= made.predict(X).min() < made.predict(X).max() <= 400
+
+
+@pytest.mark.parametrize(
+    ("left_out", "reason"),
+    [("feature_ranges", "columns 'mean radius'"), ("classes", "the label"), (None, None)],
+)
+def test_what_is_not_declared_is_warned_of_and_makes_the_model_not_for_release(
+    patients: dict[str, Any], left_out: str | None, reason: str | None
+) -> None:
+    made = declared(patients, **{**QUICK, "random_state": None})
+    if left_out is None:
+        made.fit(patients["X"], patients["y"], epsilon=2.0)
+        assert made.verdict_.outcome == HOLDS
+        return
+    made.set_params(**{left_out: None})
+    with pytest.warns(UserWarning, match=f"of {reason}.* read from the data.*Declare them"):
+        made.fit(patients["X"], patients["y"], epsilon=2.0)
+    assert made.verdict_.outcome == "not for release"
+
+
+def test_a_seed_makes_the_model_not_for_release_and_repeatable(patients: dict[str, Any]) -> None:
+    first, second = (
+        declared(patients, **QUICK).fit(patients["X"], patients["y"], epsilon=2.0) for _ in range(2)
+    )
+    assert first.verdict_.outcome == "not for release"
+    assert (first.predict_proba(patients["X"]) == second.predict_proba(patients["X"])).all()
+
+
+def test_pandas_polars_and_arrays_give_the_same_model(patients: dict[str, Any]) -> None:
+    frames = (patients["X"], polars.from_pandas(patients["X"]))
+    answers = []
+    for frame in frames:
+        made = declared(patients, **QUICK).fit(frame, patients["y"], epsilon=2.0)
+        answers.append(made.predict_proba(frame))
+    array = patients["X"].to_numpy()
+    made = declared(patients, **QUICK).set_params(feature_ranges=list(patients["ranges"].values()))
+    answers.append(made.fit(array, patients["y"], epsilon=2.0).predict_proba(array))
+    assert (answers[0] == answers[1]).all()
+    assert (answers[0] == answers[2]).all()
+
+
+@pytest.mark.filterwarnings("ignore:Unknown categories")
+@pytest.mark.parametrize("kind", [pandas.DataFrame, polars.DataFrame])
+def test_columns_of_words_have_categories(kind: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    job, age = rng.choice(["nurse", "cook", "pilot"], 200), rng.integers(18, 80, 200)
+    frame = kind({"job": job.tolist(), "age": age.tolist()})
+    y = np.where(job == "nurse", "yes", "no")
+    made = PersonalizedClassifier(
+        feature_ranges={"age": (0, 120)},
+        categories={"job": ["nurse", "cook"]},
+        classes=["no", "yes"],
+        model="linear",
+        steps=30,
+        accountant="rdp",
+        run_folder=str(tmp_path / "run"),
+    ).fit(frame, y, epsilon=80.0)
+    assert made.verdict_.outcome == HOLDS
+    assert made.score(frame, y) > 0.9
+    assert (pdpsgd.load_run(tmp_path / "run").predict(frame) == made.predict(frame)).all()
+    with pytest.raises(PdpsgdError, match="Expected a frame"):
+        made.predict(np.ones((2, 2)))
+
+
+def test_all_rows_of_a_person_are_protected_together() -> None:
+    rng = np.random.default_rng(2)
+    ids = np.repeat([f"p{i}" for i in range(50)], 3)
+    X, y = rng.uniform(-1, 1, (150, 2)), rng.integers(0, 2, 150)
+    made = PersonalizedClassifier(feature_ranges=(-1, 1), classes=[0, 1], model="linear", **QUICK)
+    made.fit(X, y, epsilon=np.repeat(rng.choice([1.0, 4.0], 50), 3), groups=ids)
+    assert made.plan_.people == 50
+    assert made.result_.settings["records_per_person"] == 1
+    by_person = {f"p{i}": 2.0 for i in range(60)}  # ten of them without a record
+    assert made.fit(X, y, epsilon=by_person, groups=pandas.Series(ids)).plan_.people == 60
+    assert made.fit(X, y, epsilon=pdpsgd.Budgets.from_mapping(by_person), groups=ids).plan_.people == 60
+    with pytest.raises(PdpsgdError, match="one budget per person, the same in all their rows"):
+        made.fit(X, y, epsilon=rng.uniform(1, 2, 150), groups=ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Expected epsilon, what each person allows"),
+        ({"epsilon": [1.0, 2.0]}, "one for each of the 6 rows"),
+        ({"epsilon": -1.0}, "epsilon >= 0"),
+        ({"epsilon": {"a": 1.0}}, "Expected groups, the person of each row"),
+        ({"epsilon": 1.0, "groups": ["a"]}, "the person of each of the 6 rows"),
+        ({"epsilon": {"a": 1.0, "c": 1.0}, "groups": list("aaabbb")}, "on the list"),
+    ],
+)
+def test_budgets_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
+    made = PersonalizedClassifier(feature_ranges=(0, 1), classes=[0, 1], **{**QUICK, "batch_size": 2})
+    with pytest.raises(PdpsgdError, match=message):
+        made.fit(np.ones((6, 1)), [0, 1] * 3, **arguments)
+    made.fit(np.ones((6, 1)), [0, 1] * 3, epsilon=2.0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"feature_ranges": (1, 1)}, "finite low < high for column 'x0'"),
+        ({"feature_ranges": [(0, 1)] * 3}, "one pair for each of the 2 columns"),
+        ({"feature_ranges": {"z": (0, 1)}}, "Expected columns of X in feature_ranges. Got 'z'"),
+        ({"feature_ranges": {0: "wide", 1: (0, 1)}}, r"\(low, high\) for column 'x0'"),
+        ({"classes": [0, 2]}, r"one of the classes \[0, 2\] in row 1 of y. Got 1"),
+    ],
+)
+def test_declarations_that_do_not_fit_are_refused(parameters: dict[str, Any], message: str) -> None:
+    made = PersonalizedClassifier(epsilon=2.0, feature_ranges=(0, 1), classes=[0, 1], **QUICK)
+    with pytest.raises(PdpsgdError, match=message):
+        made.set_params(**parameters).fit(np.ones((6, 2)), [0, 1] * 3)
+
+
+def test_a_pipeline_of_steps_that_learn_nothing_is_for_release(patients: dict[str, Any]) -> None:
+    few = patients["X"].iloc[:, :3].to_numpy()
+    public = StandardScaler().fit(np.random.default_rng(0).uniform(0, 100, (50, 3)))
+    steps = (FunctionTransformer(np.log1p), FrozenEstimator(public), PolynomialFeatures(2), Normalizer())
+    last = PersonalizedClassifier(feature_ranges=(-1, 1), classes=[0, 1], model="linear", **QUICK)
+    pipe = make_pipeline(*steps, last.set_params(random_state=None))
+    pipe.fit(few, patients["y"], personalizedclassifier__epsilon=patients["epsilon"])  # warnings are errors
+    assert pipe[-1].verdict_.outcome == HOLDS
+    assert pipe.predict(few).shape == (len(few),)
+
+
+def test_a_step_that_is_fitted_on_private_data_is_warned_of(patients: dict[str, Any]) -> None:
+    few = patients["X"].iloc[:, :3]
+    last = PersonalizedClassifier(
+        feature_ranges=(-3, 3), classes=[0, 1], epsilon=2.0, model="linear", **QUICK
+    )
+    inside = ColumnTransformer([("scale", StandardScaler(), ["mean radius"])], remainder="passthrough")
+    for step, name in ((StandardScaler(), "standardscaler"), (inside, "columntransformer")):
+        pipe = make_pipeline(step, last.set_params(random_state=None))
+        with pytest.warns(UserWarning, match=f"fitted step '{name}' of the pipeline.*FrozenEstimator"):
+            pipe.fit(few, patients["y"])
+        assert pipe[-1].verdict_.outcome == "not for release"
+    outer = make_pipeline(StandardScaler(), make_pipeline(Normalizer(), last))
+    with pytest.warns(UserWarning, match="fitted step 'standardscaler'"):
+        outer.fit(few, patients["y"])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "learns"),
+    [
+        (OneHotEncoder(categories=[["a", "b"]], handle_unknown="ignore"), False),
+        (OneHotEncoder(), True),
+        (OneHotEncoder(categories=[["a", "b"]], min_frequency=3), True),
+        ("passthrough", False),
+    ],
+)
+def test_an_encoder_with_given_categories_learns_nothing(encoder: Any, learns: bool) -> None:
+    from pdpsgd.integrations._pipelines import learns_from_data
+
+    assert learns_from_data(encoder) == learns
+
+
+@pytest.mark.filterwarnings(NOT_DECLARED)
+def test_search_clones_and_routes_budgets_by_row(patients: dict[str, Any]) -> None:
+    made = declared(patients, **QUICK)
+    assert clone(made).get_params() == made.get_params()
+    search = GridSearchCV(made, {"learning_rate": [0.1, 1.0]}, cv=2)
+    search.fit(patients["X"], patients["y"], epsilon=patients["epsilon"])
+    assert search.best_estimator_.plan_.people == len(patients["y"])
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    assert (again.predict(patients["X"]) == search.predict(patients["X"])).all()
