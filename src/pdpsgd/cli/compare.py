@@ -82,7 +82,11 @@ def compare(
         fail("Expected test people, to compare by: give --test-file or --test-share. Got none.")
     confirm_without_promise(inputs, yes=yes)
     budgets = inputs.budgets
-    inputs = with_embeddings(inputs, records.encoder, screen)
+    if records.finetune is not None:
+        fail(
+            "Expected --finetune with train: here every run would train adapters for minutes. Got it with compare."
+        )
+    inputs = with_embeddings(inputs, records, screen)
     taught, tested, of_task = in_label_unit(inputs)
     of_task |= {"loss": "squared-error"} if of_task else {}
     parameters = count_parameters(make_network(inputs, options.changed(seed=first_seed)))

@@ -20,6 +20,7 @@ from pdpsgd.cli.own_ledger import (
 )
 from pdpsgd.cli.shared import HistoryOptions, option
 from pdpsgd.cli.training_options import (
+    LORA_DEFAULTS,
     TEXT_DEFAULTS,
     CommandOptions,
     DataOptions,
@@ -110,7 +111,7 @@ def train(
     inputs = with_calibration(inputs, options.calibrate, records, people)
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
-    inputs = with_embeddings(inputs, records.encoder, screen)
+    inputs = with_embeddings(inputs, records, screen)
     for note in inputs.notes:
         screen.say(f"Note: {note}")
     place, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)
@@ -174,7 +175,7 @@ def _completed(
     from pdpsgd.models.networks import default_network
 
     mechanism = options.mechanism if plan is None else plan.mechanism
-    of_texts = {} if inputs.encoder is None else {**TEXT_DEFAULTS, "batch_size": _quarter(inputs)}
+    of_texts = _defaults_of_texts(inputs)
     of_start = {} if options.start is None else _network_of(options.start)
     named = {"model": default_network(inputs.input_shape), **of_texts, **of_start}
     claimed: AbstractContextManager[None] = nullcontext()
@@ -182,6 +183,14 @@ def _completed(
         folder = _new_folder(f"{Path(source).stem}-{mechanism}")
         options, claimed = options.with_defaults(run_folder=folder.path), folder.removed_if_empty()
     return options.with_defaults(**named, progress=not quiet), claimed
+
+
+def _defaults_of_texts(inputs: TrainingInputs) -> dict[str, Any]:
+    """Return the options that suit texts: those of a linear model, or of adapters."""
+    if inputs.encoder is None:
+        return {}
+    known = LORA_DEFAULTS if inputs.encoder.get("finetune") else TEXT_DEFAULTS
+    return {**known, "batch_size": _quarter(inputs)}
 
 
 def _network_of(start: Any) -> dict[str, Any]:

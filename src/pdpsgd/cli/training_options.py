@@ -15,7 +15,7 @@ from pdpsgd._typing import FloatArray
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import PEOPLE, BudgetOptions
-from pdpsgd.errors import fail
+from pdpsgd.errors import check_one_of, fail
 from pdpsgd.training.options import TRAINING, Options, TrainingOptions, option
 from pdpsgd.training.presets import preset as find_preset
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pdpsgd.training.inputs import TrainingInputs
 
 DATA = "Data"
+LORA = "lora"
 
 
 Source = Annotated[
@@ -48,6 +49,10 @@ class DataOptions(Options):
     )
     text: str | None = option(None, "column of free text, read by a frozen encoder", panel=DATA)
     encoder: str = option("minilm", "encoder of texts: minilm, a folder, or a name on the hub", panel=DATA)
+    finetune: str | None = option(None, "lora: adapters in the encoder are trained, too", panel=DATA)
+    max_tokens: int | None = option(
+        None, "tokens of a text that are read", panel=DATA, kind=int, shown="the encoder's own; 64 for lora"
+    )
     schema: Path | None = option(
         None, "public ranges and categories (draft: pdpsgd data schema)", panel=DATA, kind=Path
     )
@@ -348,15 +353,30 @@ def with_features(inputs: TrainingInputs, preset: str | None, say: Callable[[str
     return inputs.with_features(made.features, made.features_of)
 
 
-def with_embeddings(inputs: TrainingInputs, name: str, screen: shared.Screen) -> TrainingInputs:
-    """Replace texts, if there are any, by their embeddings, which are computed once and kept in the cache folder."""
+def with_embeddings(inputs: TrainingInputs, how: DataOptions, screen: shared.Screen) -> TrainingInputs:
+    """Replace texts, if there are any, by their embeddings, which are computed once and kept in the cache folder.
+
+    For adapters (`--finetune lora`) they are replaced by their tokens, as every step reads them anew.
+    """
+    if how.finetune is not None:
+        check_one_of((LORA,), finetune=how.finetune)
+        if not inputs.texts:
+            fail("Expected texts (--text COLUMN) with --finetune. Got data without.")
     if not inputs.texts:
         return inputs
     from pdpsgd._cache import size_text
     from pdpsgd.models.embedding_cache import EmbeddingCache
     from pdpsgd.models.encoders import load_encoder
 
-    encoder, cache = load_encoder(name), EmbeddingCache.of_user()
+    name = how.encoder
+    if how.finetune is not None:
+        adapted = load_encoder(name, max_tokens=how.max_tokens or LORA_TOKENS)
+        screen.say(
+            f"Reading {len(inputs.texts):,} texts as {adapted.max_tokens} tokens each, for adapters in {name} "
+            "(public weights, which stay as they are). At small epsilon the frozen encoder alone is better."
+        )
+        return inputs.with_tokens(adapted.tokens, {**adapted.description(), "finetune": LORA})
+    encoder, cache = load_encoder(name, max_tokens=how.max_tokens), EmbeddingCache.of_user()
     kept = (
         ""
         if cache is None
@@ -373,6 +393,16 @@ def with_embeddings(inputs: TrainingInputs, name: str, screen: shared.Screen) ->
 
 TEXT_DEFAULTS = {"model": "linear", "steps": 100, "learning_rate": 20.0, "max_grad_norm": 0.5}
 """Options of a linear model on embeddings of length 1."""
+LORA_TOKENS = 64
+LORA_DEFAULTS = {
+    "model": LORA,
+    "steps": 100,
+    "optimizer": "adam",
+    "learning_rate": 3e-3,
+    "max_grad_norm": 10.0,
+    "max_physical_batch_size": 32,
+}
+"""Options of adapters: gradients are larger, as features are not of length 1, and batches fill the cache sooner."""
 
 
 def make_network(
@@ -391,6 +421,13 @@ def make_network(
     name = options.model or default_network(inputs.input_shape)
     if options.seed is not None:
         torch.manual_seed(options.seed % 2**63)  # torch takes no larger one; a negative one is refused later
+    tuned = inputs.encoder is not None and inputs.encoder.get("finetune")
+    if bool(tuned) != (name == LORA):
+        fail(f"Expected --model {LORA} with --finetune {LORA}, and only there. Got {name!r}.")
+    if inputs.encoder is not None and tuned:
+        from pdpsgd.models.adapters import load_adapted
+
+        return load_adapted(inputs.encoder, inputs.outputs)
     if options.preset is None:
         made = by_name(
             name, input_shape=inputs.input_shape, classes=inputs.outputs, activation=options.activation

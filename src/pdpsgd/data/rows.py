@@ -15,6 +15,7 @@ from pdpsgd.data.images import ENDINGS, Array, arranged, image_files, read_image
 from pdpsgd.data.preprocessing import Pixels, Preprocessing
 from pdpsgd.data.remarks import Remarks
 from pdpsgd.data.tabular import encode_features
+from pdpsgd.data.text import read_texts, text_column
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Rows:
 
     inputs: Tensor
     columns: Frame | None = None
+    texts: tuple[str, ...] = ()
+    """Where rows are texts, which an encoder has to read: inputs are their numbers then."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -99,7 +102,9 @@ def _encoded(frame: Frame, schema: Schema, source: Source, remarks: Remarks) -> 
     remarks.rows += len(frame)
     known = {*schema.features, schema.label, schema.id_column}
     remarks.unused = tuple(name for name in frame.columns if name not in known)
-    return Rows(torch.from_numpy(encode_features(frame, schema, source, remarks)), frame)
+    inputs = torch.from_numpy(encode_features(frame, schema, source, remarks))
+    column = text_column(schema)
+    return Rows(inputs, frame, () if column is None else read_texts(frame, column))
 
 
 def _image_rows(

@@ -13,6 +13,14 @@ _EPSILON = Range(0, infinite=True)
 _COUNTED = {"accuracy": _SHARE, "people": int}
 _ERRORS = {"rmse": _EPSILON, "mae": _EPSILON, "r_squared": Nullable(Range(most=1)), "people": int}
 
+ENCODER = {
+    "name": str,
+    "max_tokens": Range(1, whole=True),
+    "pooling": str,
+    "digest": str,
+    "finetune": Optional(OneOf(("lora",))),
+}
+"""What read the texts, with adapters in it or without."""
 SETTINGS = {
     "version": Optional(str),
     "data": Optional(str),
@@ -25,7 +33,7 @@ SETTINGS = {
     "task": Optional(str),
     "label": Optional(str),
     "label_range": Optional([Range()]),
-    "encoder": Optional({"name": str, "max_tokens": Range(1, whole=True), "pooling": str, "digest": str}),
+    "encoder": Optional(ENCODER),
     "started_from": Optional({"name": str, "sha256": str}),
     "model": Optional(str),
     "activation": Optional(str),

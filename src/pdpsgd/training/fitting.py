@@ -551,6 +551,7 @@ def _describe_model(
         preprocessing=inputs.preprocessing,
         shape=inputs.shape,
         features=inputs.features,
+        encoder=inputs.encoder,
         task=inputs.task,
         label_range=inputs.label_range,
         classes=inputs.classes,

@@ -114,6 +114,14 @@ class TrainingInputs:
         )
         return replace(made, texts=(), encoder=encoder)
 
+    def with_tokens(
+        self, tokens: Callable[[Sequence[str]], Any], encoder: Mapping[str, Any]
+    ) -> TrainingInputs:
+        """Replace every text by its tokens, for a network that reads them."""
+        read = tokens(self.texts)
+        made = self.with_features(f"tokens of {encoder['name']}", lambda numbers: read[numbers[:, 0].long()])
+        return replace(made, texts=(), encoder=encoder)
+
     def description(self) -> dict[str, Any]:
         """Describe the data for the settings of a run; empty where nothing is known of it."""
         if self.name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from pdpsgd.data.preprocessing import Preprocessing
 from pdpsgd.data.schema import NOT_PRIVATE
 from pdpsgd.errors import fail
 from pdpsgd.training.calibration import Calibration
+from pdpsgd.training.file_shapes import ENCODER
 from pdpsgd.training.regression import TASKS
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _SHAPE = {
     "classes": [str],
     "label_range": Optional([Range()]),
     "features": Optional(str),
+    "encoder": Optional(ENCODER),
     "calibration": Optional({"temperature": Range(1e-4, 1e4), "bias": [Range()], "fitted_on": str}),
     "inputs": Optional({"shape": Nullable([_SIZE])}),
     "network": {
@@ -97,6 +100,7 @@ class NetworkDescription:
 class ModelDescription:
     """A model but for its weights: what it is given, what it is, and what its answers mean.
 
+    `encoder` is what reads texts, by its description (`models.encoders`), with adapters or without.
     `shape` is that of one record before `features` are made of it. `confirmed` is false where ranges, categories or
     classes were read from the data, which no promise covers: such a description is not public.
     """
@@ -105,6 +109,7 @@ class ModelDescription:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     shape: tuple[int, ...] | None = None
     features: str | None = None
+    encoder: Mapping[str, Any] | None = None
     task: str = "classification"
     classes: tuple[str, ...] = ()
     label_range: tuple[float, float] | None = None
@@ -141,6 +146,7 @@ class ModelDescription:
             if self.withheld
             else {"shape": _listed(self.shape), **self.preprocessing.to_dict()},
             "features": self.features,
+            **({} if self.encoder is None else {"encoder": dict(self.encoder)}),
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "network": {
                 "input_shape": _listed(network.input_shape),
@@ -193,6 +199,7 @@ class ModelDescription:
             else Preprocessing.from_dict(inputs, place=f"{place}: inputs"),
             shape=None if inputs is None else _tupled(inputs["shape"]),
             features=content.get("features"),
+            encoder=content.get("encoder"),
             task=content["task"],
             classes=tuple(content["classes"]),
             label_range=None if limits is None else (limits[0], limits[1]),

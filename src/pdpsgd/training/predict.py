@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pdpsgd.data.remarks import Remarks
 from pdpsgd.data.rows import Rows, read_rows
 from pdpsgd.engine.batches import call
 from pdpsgd.errors import PdpsgdError, fail, warn
+from pdpsgd.models.adapters import AdaptedEncoder, encoder_of, load_adapted
 from pdpsgd.training.model_description import WITHHELD, ModelDescription
 from pdpsgd.training.presets import features_of
 from pdpsgd.training.regression import in_range
@@ -24,6 +26,8 @@ from pdpsgd.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from pdpsgd.models.encoders import Encoder
 
 AT_ONCE = 16_384
 """Rows of a file that are held in memory together."""
@@ -91,8 +95,19 @@ class TrainedModel:
         known = self.description
         seen = Remarks() if remarks is None else remarks
         for part in read_rows(rows, known.preprocessing, known.shape, at_once=at_once, remarks=seen):
-            inputs = part.inputs if known.features is None else features_of(known.features, part.inputs)
-            yield self._answers(part, self._outputs(inputs))
+            yield self._answers(part, self._outputs(self._inputs(part)))
+
+    def _inputs(self, rows: Rows) -> Tensor:
+        """Return what the network is given of these rows."""
+        known = self.description
+        if self._encoder is not None:
+            read = self._encoder.tokens if isinstance(self.network, AdaptedEncoder) else self._encoder.embed
+            return read(rows.texts)
+        return rows.inputs if known.features is None else features_of(known.features, rows.inputs)
+
+    @cached_property
+    def _encoder(self) -> Encoder | None:
+        return None if self.description.encoder is None else encoder_of(self.description.encoder)
 
     def _warned(self, rows: Any) -> Iterator[Predictions]:
         remarks = Remarks()
@@ -199,6 +214,8 @@ def model_metadata(path: Path) -> Mapping[str, str]:
 def _network(description: ModelDescription, name: str | None, place: str) -> nn.Module:
     from dataclasses import replace
 
+    if description.encoder is not None and "finetune" in description.encoder and name is None:
+        return load_adapted(description.encoder, description.network.outputs)
     known = description.network if name is None else replace(description.network, layers=None, name=name)
     try:
         return known.make(place)
