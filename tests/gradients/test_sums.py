@@ -126,3 +126,35 @@ def test_among_many_like_minded_people_one_moves_the_sum_by_a_clipping_norm_at_m
         without[person] = 0
         distance = float((whole - like_minded_sum(module, inputs, without)).norm())
         assert 0.99 < distance <= 1.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    examples=st.integers(1, 9),
+    positions=st.sampled_from([2, 3, 20, 64, 65, 130]),
+    widths=st.tuples(st.integers(1, 50), st.integers(1, 70)),
+    cancelling=st.floats(0, 1),
+    scale=st.integers(-18, 18),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
+def test_sums_over_positions_are_off_by_no_more_than_their_bound(
+    examples: int, positions: int, widths: tuple[int, int], cancelling: float, scale: int, seed: int
+) -> None:
+    """Also where products nearly cancel, so that they are much larger than their sum."""
+    torch.manual_seed(seed)
+    left, right = (torch.randn(examples, positions, width) for width in widths)
+    left[:, 1] = -left[:, 0] * cancelling
+    right[:, 1] = right[:, 0] * (1 + 1e-6 * torch.randn(examples, widths[1]))
+    left[:, :2] *= 10.0 ** torch.randint(0, 9, (examples, 1, 1))
+    left, right = left * 10.0**scale, right * 10.0**-scale
+    total = torch.zeros(widths, dtype=torch.float64)
+    layers = native.layers([(left, right, total)], examples)
+    norms = layers.squares(0.0).sqrt()
+    products = left.double().transpose(1, 2) @ right.double()
+    assert bool((norms >= (1 - 2.0**-20) * products.flatten(1).norm(dim=1)).all())
+    weights = (1 / norms).float()
+    layers.add(weights)
+    units = -(-examples // max(1, BLOCK // positions))
+    exact = torch.einsum("n,nij->ij", weights.double(), products)
+    assert float((total - exact).norm()) <= units * BLOCK * (BLOCK + 2) * 2.0**-24

@@ -20,6 +20,7 @@ from pdpsgd.errors import PdpsgdError, check_one_of, fail
 from pdpsgd.gradients._torch import full_precision
 from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.instrument import instrument
+from pdpsgd.gradients.layers import InFull, Layers
 from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.views import over_views
 
@@ -170,7 +171,7 @@ class ClippedGradients:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
         size = self.recorded_batch_size or 0
         with full_precision():
-            norms = self._norms(self._gradients(loss_reduction, size))
+            norms = Layers(self._gradients(loss_reduction, size), self.sums).norms()
         return norms * (size if loss_reduction == "mean" else 1)
 
     @torch.no_grad()
@@ -237,7 +238,8 @@ class ClippedGradients:
             scale = scale * views / groups.sizes.to(torch.float64)
         elif views > 1:
             gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-        norms = self._norms(gradients).mul_(scale)
+        layers: Layers | InFull = (Layers if starts is None else InFull)(gradients, self.sums)
+        norms = layers.norms().mul_(scale)
         largest = _checked_largest(clip_norms, largest_clip_norm)
         weights = clip_weights(norms, clip_norms, largest)
         if note is not None:
@@ -247,12 +249,9 @@ class ClippedGradients:
         if not math.isfinite(norms.sum().item()):
             non_finite = ~norms.isfinite()
             count = int(non_finite.sum())
-            gradients = {parameter: gradient.zeroed(non_finite) for parameter, gradient in gradients.items()}
-        narrow = weights.float() if starts is None else weights
-        of_type = {torch.float32: narrow, torch.float64: weights}
+            layers = layers.zeroed(non_finite)
         self._incomplete = True
-        for parameter, gradient in gradients.items():
-            gradient.add_weighted_sum(of_type[gradient.dtype], self.sums[parameter])
+        layers.add_weighted_sums(weights)
         self._incomplete = False
         return count
 
@@ -279,10 +278,6 @@ class ClippedGradients:
                 for parameter, gradient in call.gradients(call.output_gradient):
                     uses.setdefault(cast(nn.Parameter, parameter), []).append(gradient)
         return {parameter: summed(parts) for parameter, parts in uses.items()}
-
-    def _norms(self, gradients: dict[nn.Parameter, PerExample]) -> Tensor:
-        squares = [gradient.squared_norms() for gradient in gradients.values()]
-        return torch.stack(squares).sum(0, dtype=torch.float64).sqrt_()
 
     def _check_nothing_untracked(self) -> None:
         if self._untracked:

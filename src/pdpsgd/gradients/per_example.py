@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.sums import (
     CACHE,
     add_products,
@@ -143,14 +144,16 @@ class OuterProducts(PerExample):
         self.shape = shape or torch.Size(self.matrix)
         self.workspace = workspace or Workspace()
         self.arrange = arrange
-        self._by_gram = self.positions > 1 and gram_is_cheaper(self.positions, *self.matrix)
+        self.by_gram = self.positions > 1 and gram_is_cheaper(
+            self.positions, *self.matrix, compiled=native.has_numbers(self.left)
+        )
         self._kept: Tensor | None = None  # all of them, materialized, if there is room
 
     def squared_norms(self) -> Tensor:
         """Take them without materializing the products, where that is cheaper."""
         if self.positions == 1:
             return outer_squared_norms(self.left[:, 0], self.right[:, 0])
-        if self._by_gram:
+        if self.by_gram:
             return self._squared_norms_by_gram()
         self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left)
         return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
@@ -160,7 +163,7 @@ class OuterProducts(PerExample):
         products = total.view(self.matrix) if self.arrange is None else total.new_zeros(self.matrix)
         if self.positions == 1:
             add_products(weights, self.left[:, 0], self.right[:, 0], products)
-        elif self._by_gram:
+        elif self.by_gram:
             self._add_by_position(weights, products)
         else:
             whole = [] if self._kept is None else [(0, self.batch_size, self._kept)]
@@ -325,10 +328,11 @@ def _gram(factors: Tensor) -> Tensor:
     return functools.reduce(Tensor.add_, products)
 
 
-def gram_is_cheaper(positions: int, rows: int, columns: int) -> bool:
+def gram_is_cheaper(positions: int, rows: int, columns: int, *, compiled: bool = False) -> bool:
     """Whether norms by inner products of positions cost less than materializing (rows, columns) per example."""
-    # To write, read and add a number is worth some operations.
-    return positions**2 * (rows + columns) <= 16 * rows * columns
+    # To write, read and add a number is worth some operations; compiled code takes fewer for a product.
+    worth = max(16, positions // 2) if compiled else 16
+    return positions**2 * (rows + columns) <= worth * rows * columns
 
 
 def summed(parts: list[PerExample]) -> PerExample:

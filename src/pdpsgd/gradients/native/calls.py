@@ -66,6 +66,53 @@ def segment_sums(code: ctypes.CDLL, rows: Tensor, starts: Tensor) -> Tensor:
     return sums
 
 
+# Many layers at once -----------------------------------------------------------------------------------------------
+
+
+class Layers:
+    """The gradients of layers for each example: rows of numbers, or sums over positions of outer products."""
+
+    def __init__(
+        self, code: ctypes.CDLL, parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int
+    ) -> None:
+        """A part has factors (examples, positions, width) and a total; or rows, None and a total."""
+        self._code, self._examples, self._count = code, examples, len(parts)
+        self._in_use: list[Tensor] = []  # as long as their addresses are
+        fields: list[int] = []
+        for left, right, total in parts:
+            left = left.contiguous()
+            self._in_use += [left, total]
+            if right is None:
+                fields += (0, total.numel(), 1, left.data_ptr(), 0, total.data_ptr())
+                continue
+            right = right.contiguous()
+            self._in_use.append(right)
+            _, positions, width = left.shape
+            fields += (positions, width, right.shape[2], left.data_ptr(), right.data_ptr(), total.data_ptr())
+        self._fields = _integers(*fields)
+        self._ratios = torch.empty(len(parts), examples, dtype=torch.float64, device="cpu")
+
+    def squares(self, smallest: float) -> Tensor:
+        """Return squared norms over all layers; a left factor of one position counts as `smallest` at least."""
+        squares = torch.empty(self._examples, dtype=torch.float64, device="cpu")
+        places = _address(self._ratios), _address(squares)
+        _succeed(self._code.layer_squares(*self._counts(), ctypes.c_double(smallest), *places))
+        return squares
+
+    def add(self, weights: Tensor) -> None:
+        """Add the sums weighted by float32 numbers to the totals; after `squares`."""
+        weights = weights.contiguous()
+        _succeed(self._code.add_layers(*self._counts(), _address(weights), _address(self._ratios)))
+
+    def _counts(self) -> tuple[Any, ...]:
+        return ctypes.c_int64(self._count), self._fields, ctypes.c_int64(self._examples)
+
+
+def _succeed(failed: int) -> None:
+    if failed:
+        raise MemoryError("Expected memory for the gradients of a batch. Got none.")
+
+
 # Convolutions ------------------------------------------------------------------------------------------------------
 
 

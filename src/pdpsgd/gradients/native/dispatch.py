@@ -100,6 +100,30 @@ def segment_sums(rows: Tensor, starts: Tensor) -> Tensor:
     return calls.segment_sums(_trusted(), rows, starts)
 
 
+# Many layers at once -----------------------------------------------------------------------------------------------
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but float32 numbers that compiled code can read, and there is some."""
+    return _has_numbers(tensor) and library() is not None
+
+
+def has_layer(values: Tensor, total: Tensor) -> bool:
+    """Whether the compiled code can add what these numbers say to this total."""
+    return (
+        has_numbers(values)
+        and type(total) is Tensor
+        and total.dtype == torch.float64
+        and total.device.type == "cpu"
+        and total.is_contiguous()
+    )
+
+
+def layers(parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int) -> calls.Layers:
+    """Return the gradients of layers, as factors and total, or rows, None and total."""
+    return calls.Layers(_trusted(), parts, examples)
+
+
 # Convolutions ------------------------------------------------------------------------------------------------------
 
 

@@ -289,6 +289,239 @@ static void products(
 
 enum { SLACK = VECTORS * LANES }; /* numbers after the last that a vector may read */
 
+/* ---- Many layers at once ----
+ *
+ * A layer's gradients for each example: rows of numbers, or sums over positions of outer products left (x) right. */
+
+typedef struct {
+    int64_t positions; /* 0: the rows of `left` are the gradients, and there is no `right` */
+    int64_t left_width, right_width;
+    const float *left, *right; /* (examples, positions, width) */
+    double *total;             /* (left_width, right_width) */
+} layer;
+
+enum { BLOCK = 64, STRETCH = 256 }; /* rows, and features, that are added in single precision */
+
+INLINE long padded_width(long width) { return (width + LANES - 1) / LANES * LANES; }
+
+/* A power of two near the largest number of a row, so that its size can be moved to another factor exactly. Of nothing,
+ * or of what is no number, it is 1. */
+static float size_of(const float *row, long width)
+{
+    float largest = 0;
+    for (long j = 0; j < width; j++)
+        largest = __builtin_fabsf(row[j]) > largest ? __builtin_fabsf(row[j]) : largest;
+    if (!(largest > 0x1p-120f && largest < 0x1p120f)) /* its inverse is a number, too */
+        return largest > 0 ? (largest < 1 ? 0x1p-120f : 0x1p120f) : 1;
+    return __builtin_ldexpf(1, __builtin_ilogbf(largest));
+}
+
+/* Inner products of all positions of a factor, times what sizes say: (positions, padded positions). */
+static void gram_of(long positions, long width, const float *values, const float *sizes, int divide, float *turned,
+                    float *part, double *gram)
+{
+    long padded = padded_width(positions);
+    memset(gram, 0, sizeof(double) * positions * padded);
+    for (long first = 0; first < width; first += STRETCH) {
+        long count = smaller(STRETCH, width - first);
+        for (long t = 0; t < positions; t++) {
+            float by = divide ? 1 / sizes[t] : sizes[t];
+            for (long j = 0; j < count; j++)
+                turned[j * padded + t] = values[t * width + first + j] * by;
+        }
+        factor one = {turned, padded, 0, 1}, other = {turned, padded, 0, 1};
+        products(1, count, one, positions, other, padded, (matrix){part, padded, NULL, 0});
+        for (long k = 0; k < positions * padded; k++)
+            gram[k] += part[k];
+    }
+}
+
+static double products_square(const layer *l, long n, float *scratch, double *ratio)
+{
+    long positions = l->positions, padded = padded_width(positions), whole = positions * padded;
+    float *sizes = scratch, *turned = sizes + padded, *part = turned + STRETCH * padded + SLACK;
+    double *grams = (double *)(part + whole + whole % 2);
+    const float *left = l->left + n * positions * l->left_width, *right = l->right + n * positions * l->right_width;
+    for (long t = 0; t < positions; t++)
+        sizes[t] = size_of(left + t * l->left_width, l->left_width);
+    gram_of(positions, l->left_width, left, sizes, 1, turned, part, grams);
+    gram_of(positions, l->right_width, right, sizes, 0, turned, part, grams + whole);
+    double square = 0, terms = 0;
+    for (long t = 0; t < positions; t++) {
+        const double *one = grams + t * padded, *other = one + whole;
+        for (long s = 0; s < positions; s++)
+            square += one[s] * other[s];
+        terms += __builtin_sqrt(one[t] * other[t]);
+    }
+    /* Positions may cancel: what their inner products are off by is added, twice over. */
+    double added = smaller(l->left_width, STRETCH) + smaller(l->right_width, STRETCH) + 8;
+    square = (square < 0 ? 0 : square) + added * 0x1p-23 * terms * terms; /* NaN stays NaN */
+    *ratio = square == 0 ? 0 : terms / __builtin_sqrt(square);
+    return square;
+}
+
+static long gram_room(int64_t layers, const layer *all)
+{
+    long most = 0;
+    for (long k = 0; k < layers; k++)
+        most = all[k].positions > most ? all[k].positions : most;
+    long padded = padded_width(most);
+    return most < 2 ? 0 : padded + STRETCH * padded + SLACK + 5 * most * padded + 2;
+}
+
+/* The squared norm of each example's gradients over all layers. A left factor of one position counts as `smallest` at
+ * least. For layers with several positions, `ratios` (layers, examples) gets the sum of the norms of the products over
+ * the norm of their sum. Returns 0, or 1 if there was no memory. */
+int layer_squares(int64_t layers, const layer *all, int64_t examples, double smallest, double *ratios, double *squares)
+{
+    long work = 0, room = gram_room(layers, all);
+    int failed = 0;
+    for (long k = 0; k < layers; k++)
+        work += examples * (all[k].positions > 1 ? 8 : 1) * (all[k].left_width + all[k].right_width);
+#pragma omp parallel if (work > MUCH)
+    {
+        float *scratch = room ? aligned_alloc(64, (sizeof(float) * room + 63) / 64 * 64) : NULL;
+        if (room && scratch == NULL) {
+#pragma omp atomic write
+            failed = 1;
+        } else if (room)
+            memset(scratch, 0, sizeof(float) * room);
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long n = 0; n < examples; n++) {
+            double total = 0;
+            for (long k = 0; k < layers && !failed; k++) {
+                const layer *l = all + k;
+                if (l->positions > 1) {
+                    total += products_square(l, n, scratch, ratios + k * examples + n);
+                    continue;
+                }
+                double square = sum_of_squares(l->left + n * l->left_width, l->left_width);
+                if (l->positions == 1)
+                    square = (square < smallest ? smallest : square)
+                             * sum_of_squares(l->right + n * l->right_width, l->right_width);
+                total += square;
+            }
+            squares[n] = total;
+        }
+        free(scratch);
+    }
+    return failed;
+}
+
+/* Rows to be added: of a unit of people, in blocks that are added in single precision; or all of them in double. */
+typedef struct {
+    long first, rows, blocks;
+    int exact;
+} unit;
+
+INLINE long block_end(const unit *u, long block) { return u->first + u->rows * (block + 1) / u->blocks; }
+
+/* Both factors of all rows, weighted; the size of a left factor goes to the right one. */
+static void weigh(const layer *l, const float *weights, long row, float *lefts, float *rights, long padded)
+{
+    const float *left = l->left + row * l->left_width, *right = l->right + row * l->right_width;
+    float weight = weights[row / l->positions], size = 1;
+    if (l->positions > 1)
+        size = size_of(left, l->left_width);
+    for (long j = 0; j < l->left_width; j++)
+        lefts[row * l->left_width + j] = left[j] * (1 / size) * weight;
+    if (rights != NULL)
+        for (long j = 0; j < l->right_width; j++)
+            rights[row * padded + j] = right[j] * size;
+}
+
+static void add_tile(const layer *l, const unit *units, long count, const float *lefts, const float *rights,
+                     long stride, long i, long j)
+{
+    enum { WIDE = VECTORS * LANES };
+    long height = smaller(NUMBERS, l->left_width - i), valid = smaller(WIDE, l->right_width - j);
+    int vectors = (valid + LANES - 1) / LANES;
+    float met[NUMBERS * WIDE] __attribute__((aligned(64)));
+    double sums[NUMBERS * WIDE] __attribute__((aligned(64))) = {0};
+    for (const unit *u = units; u < units + count; u++) {
+        if (u->exact) {
+            for (long row = u->first; row < u->first + u->rows; row++)
+                for (long a = 0; a < height; a++)
+                    for (long b = 0; b < valid; b++)
+                        sums[a * WIDE + b] += (double)lefts[row * l->left_width + i + a] * rights[row * stride + j + b];
+            continue;
+        }
+        for (long block = 0, row = u->first; block < u->blocks; row = block_end(u, block), block++) {
+            factor numbers = {lefts + row * l->left_width + i, l->left_width, 0, 1};
+            factor others = {rights + row * stride + j, stride, 0, 1};
+            any_tile(1, block_end(u, block) - row, numbers, others, (matrix){met, WIDE, NULL, 0}, WIDE, height, vectors);
+            for (long a = 0; a < height; a++)
+                for (long b = 0; b < vectors * LANES; b++)
+                    sums[a * WIDE + b] += met[a * WIDE + b];
+        }
+    }
+    for (long a = 0; a < height; a++)
+        for (long b = 0; b < valid; b++)
+            l->total[(i + a) * l->right_width + j + b] += sums[a * WIDE + b];
+}
+
+/* Adds the weighted products of a layer; called by all threads. */
+static void add_layer(const layer *l, long examples, const float *weights, const unit *units, long count,
+                      float *lefts, float *rights)
+{
+    long padded = padded_width(l->right_width), rows = examples * l->positions;
+    int copied = l->positions > 1 || padded != l->right_width; /* vectors read, and ignore, what follows a row */
+#pragma omp for schedule(static)
+    for (long row = 0; row < rows; row++)
+        weigh(l, weights, row, lefts, copied ? rights : NULL, padded);
+    long high = (l->left_width + NUMBERS - 1) / NUMBERS, wide = (l->right_width + SLACK - 1) / SLACK;
+#pragma omp for schedule(static)
+    for (long t = 0; t < high * wide; t++)
+        add_tile(l, units, count, lefts, copied ? rights : l->right, padded, t % high * NUMBERS, t / high * SLACK);
+}
+
+/* A unit has whole examples, and about as many rows as a block; or one example, and some blocks. It is added in double
+ * precision where the products of one of them are so much larger than their sum that their rounding would show. */
+static long cut_into_units(const layer *l, long examples, const double *ratios, unit *units)
+{
+    long at_once = BLOCK / l->positions > 1 ? BLOCK / l->positions : 1, count = 0;
+    for (long n = 0; n < examples; n += at_once, count++) {
+        long last = smaller(n + at_once, examples), rows = (last - n) * l->positions;
+        int exact = 0;
+        for (long i = n; l->positions > 1 && i < last; i++)
+            exact |= !(ratios[i] * at_once <= BLOCK); /* also if it is no number */
+        units[count] = (unit){n * l->positions, rows, (rows + BLOCK - 1) / BLOCK, exact};
+    }
+    return count;
+}
+
+/* Add the weighted sums over the examples to the total of each layer. `ratios` are those of layer_squares.
+ * Returns 0, or 1 if there was no memory. */
+int add_layers(int64_t layers, const layer *all, int64_t examples, const float *weights, const double *ratios)
+{
+    long left_room = 0, right_room = 0, work = 0;
+    for (long k = 0; k < layers; k++) {
+        long rows = examples * all[k].positions, right = padded_width(all[k].right_width) * rows;
+        left_room = all[k].left_width * rows > left_room ? all[k].left_width * rows : left_room;
+        right_room = right > right_room ? right : right_room;
+        work += examples * (all[k].positions > 1 ? all[k].positions : 1) * all[k].left_width * all[k].right_width / 8;
+    }
+    float *lefts = malloc(sizeof(float) * (left_room + SLACK)), *rights = malloc(sizeof(float) * (right_room + SLACK));
+    unit *units = malloc(sizeof(unit) * (examples + 1));
+    double *exact = malloc(sizeof(double) * (examples + 1));
+    int failed = lefts == NULL || rights == NULL || units == NULL || exact == NULL;
+    for (long n = 0; n < examples && !failed; n++)
+        exact[n] = weights[n];
+    for (long k = 0; k < layers && !failed; k++) {
+        const layer *l = all + k;
+        if (l->positions == 0) {
+            add_weighted_rows(examples, l->left_width, exact, l->left, l->total);
+            continue;
+        }
+        long count = cut_into_units(l, examples, ratios + k * examples, units);
+#pragma omp parallel if (work > MUCH)
+        add_layer(l, examples, weights, units, count, lefts, rights);
+    }
+    free(lefts), free(rights), free(units), free(exact);
+    return failed;
+}
+
 /* An image with room around it. */
 INLINE long line_of(const convolution *c) { return (c->width + 2 * c->padding_width) * c->channels; }
 INLINE long padded_size(const convolution *c) { return (c->height + 2 * c->padding_height) * line_of(c); }

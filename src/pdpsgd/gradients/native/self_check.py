@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from pdpsgd.gradients._torch import without_dispatch_modes
 from pdpsgd.gradients.native import calls
 
+# Examples, positions, left and right width.
+_LAYERS = ((70, 1, 37, 49), (5, 20, 33, 16), (3, 70, 5, 300))
 # Channels, output channels, kernel, stride, padding, dilation; channels, pooling.
 _CONVOLUTIONS = (
     (3, 5, (3, 3), (2, 2), (1, 1), 1),
@@ -42,6 +44,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
     ):
         return (
             all(_same_sums(code, numbers, rows, width) for rows, width in ((3, 37), (200, 37), (7, 411)))
+            and all(_same_layers(code, numbers, *sizes) for sizes in _LAYERS)
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
                 _same_outputs(code, numbers, out, width)
@@ -89,6 +92,36 @@ def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int, width: i
         [calls.outer_squares(code, left, rows, 1e-20)[:2], calls.group_squares(code, left, rows, starts)[:2]]
     )
     return not bool(outer.isfinite().any() or calls.row_squares(code, left, torch.float32)[0].isfinite())
+
+
+def _same_layers(
+    code: ctypes.CDLL, numbers: torch.Generator, examples: int, positions: int, *widths: int
+) -> bool:
+    """Products of one position or of many, which cancel in one example; and rows."""
+    left, right = (_random(numbers, examples, positions, width) for width in widths)
+    if positions > 1:
+        left[-1, 1], right[-1, 1] = -1e6 * left[-1, 0], right[-1, 0]
+        left[-1, 0] *= 1e6
+    rows, weights = _random(numbers, examples, 19), _random(numbers, examples).abs()
+    totals = (
+        torch.ones(widths, dtype=torch.float64, device="cpu"),
+        torch.zeros(19, dtype=torch.float64, device="cpu"),
+    )
+    layers = calls.Layers(code, [(left, right, totals[0]), (rows, None, totals[1])], examples)
+    products = left.double().transpose(1, 2) @ right.double()
+    exact = products.square().sum((1, 2)) + rows.double().square().sum(1)
+    squares = layers.squares(1e-40)
+    layers.add(weights)
+    cancelled = slice(-1, None) if positions > 1 else slice(0)  # their norm is too large, never too small
+    if not (
+        torch.allclose(squares[:-1], exact[:-1], rtol=1e-2)
+        and bool((squares >= exact * (1 - 1e-6))[cancelled].all())
+    ):
+        return False
+    summed = torch.einsum("n,nij->ij", weights.double(), products)
+    return torch.allclose(totals[0] - 1, summed, rtol=1e-3, atol=1e-3) and torch.allclose(
+        totals[1], weights.double() @ rows.double(), rtol=1e-12, atol=1e-12
+    )
 
 
 def _same_convolution(

@@ -1,0 +1,103 @@
+"""The gradients of all parameters together: compiled code takes those of most layers in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample
+from pdpsgd.gradients.sums import SMALLEST_FACTOR
+
+
+class Layers:
+    """Norms over all parameters, then one weighted sum for each of them.
+
+    Guarantee: that of `sums`. Where an example has several positions, the norms of its products may add up to much more
+    than the norm of their sum. Compiled code adds the rows of a unit of k examples (as many as have 64 rows, or one) in
+    float32, 64 at a time, if for each of them they add up to at most 64 / k times that norm; if not, in float64. Either
+    way a unit is off by at most 64 * 66 * 2^-24 C, and which way it takes depends on the examples in it alone.
+    """
+
+    def __init__(
+        self, gradients: Mapping[nn.Parameter, PerExample], sums: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        self._gradients, self._sums = gradients, sums
+        self._others: list[tuple[PerExample, Tensor]] = []
+        self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
+        parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        for parameter, gradient in gradients.items():
+            total = sums[parameter]
+            if isinstance(gradient, PartOfRows):
+                gradient, total = gradient.part, total[gradient.rows]
+            if isinstance(gradient, Materialized) and native.has_layer(gradient.values, total):
+                parts.append((gradient.values, None, total))
+            elif (
+                isinstance(gradient, OuterProducts)
+                and (gradient.positions == 1 or gradient.by_gram)
+                and native.has_layer(gradient.left, total)
+                and native.has_layer(gradient.right, total)
+            ):
+                if gradient.arrange is not None:
+                    matrix = total.new_zeros(gradient.matrix)
+                    self._arranged.append((gradient.arrange, matrix, total))
+                    total = matrix
+                parts.append((gradient.left, gradient.right, total))
+            else:
+                self._others.append((gradient, total))
+        size = next((gradient.batch_size for gradient in gradients.values()), 0)
+        self._together = native.layers(parts, size) if parts else None
+
+    def norms(self) -> Tensor:
+        """Return the norm of each example's gradients, in float64."""
+        squares = [gradient.squared_norms() for gradient, _ in self._others]
+        total = torch.stack(squares).sum(0, dtype=torch.float64) if squares else None
+        if self._together is not None:
+            found = self._together.squares(SMALLEST_FACTOR**2)
+            total = found if total is None else total.add_(found)
+        assert total is not None
+        return total.sqrt_()
+
+    def add_weighted_sums(self, weights: Tensor) -> None:
+        """Add the sums over the examples of weight (float64) times gradient; after `norms`."""
+        narrow = weights.float()
+        of_type = {torch.float32: narrow, torch.float64: weights}
+        for gradient, total in self._others:
+            gradient.add_weighted_sum(of_type[gradient.dtype], total)
+        if self._together is not None:
+            self._together.add(narrow)
+        for arrange, matrix, total in self._arranged:
+            total += arrange(matrix[None])[0]
+
+    def zeroed(self, examples: Tensor) -> Layers:
+        """Return the same with the gradients of these examples (a boolean mask) zero."""
+        zeroed = {parameter: gradient.zeroed(examples) for parameter, gradient in self._gradients.items()}
+        layers = Layers(zeroed, self._sums)
+        layers.norms()
+        return layers
+
+
+class InFull:
+    """The same for people with many records: one parameter after the other, sums in float64 throughout."""
+
+    def __init__(
+        self, gradients: Mapping[nn.Parameter, PerExample], sums: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        self._gradients, self._sums = gradients, sums
+
+    def norms(self) -> Tensor:
+        """Return the norm of each person's gradients, in float64."""
+        squares = [gradient.squared_norms() for gradient in self._gradients.values()]
+        return torch.stack(squares).sum(0, dtype=torch.float64).sqrt_()
+
+    def add_weighted_sums(self, weights: Tensor) -> None:
+        """Add the sums over the people of weight times gradient."""
+        for parameter, gradient in self._gradients.items():
+            gradient.add_weighted_sum(weights, self._sums[parameter])
+
+    def zeroed(self, examples: Tensor) -> InFull:
+        """Return the same with the gradients of these people (a boolean mask) zero."""
+        zeroed = {parameter: gradient.zeroed(examples) for parameter, gradient in self._gradients.items()}
+        return InFull(zeroed, self._sums)
