@@ -97,6 +97,9 @@ FAULTS = [
     ("gram += 2 * inner_product", "gram += inner_product"),
     ("NULL, !first}", "NULL, 0}"),
     ("values + starts[g] * width", "values"),
+    ("square += one[s] * other[s]", "square = one[s] * other[s]"),
+    ("exact |= ", "exact &= "),
+    ("left[j] * (1 / size) * weight", "left[j] * weight"),
 ]
 
 

@@ -28,10 +28,10 @@ class Layers:
         self._others: list[tuple[PerExample, Tensor]] = []
         self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
         parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
-        for parameter, gradient in gradients.items():
-            total = sums[parameter]
-            if isinstance(gradient, PartOfRows):
-                gradient, total = gradient.part, total[gradient.rows]
+        for parameter, whole in gradients.items():
+            gradient, total = whole, sums[parameter]
+            if isinstance(whole, PartOfRows):
+                gradient, total = whole.part, total[whole.rows]
             if isinstance(gradient, Materialized) and native.has_layer(gradient.values, total):
                 parts.append((gradient.values, None, total))
             elif (

@@ -90,18 +90,22 @@ void row_squares(int64_t rows, int64_t width, const float *values, float *floats
     }
 }
 
-/* The square of the norm of each outer product of a row of one matrix and a row of another. A row of the first counts
- * as `smallest` at least. */
+/* The square of the norm of the outer product of two rows; the first counts as `smallest` at least. */
+static double outer_square(const float *left, long left_width, const float *right, long right_width, double smallest)
+{
+    double square = sum_of_squares(left, left_width);
+    /* NaN stays NaN */
+    return (square < smallest ? smallest : square) * sum_of_squares(right, right_width);
+}
+
+/* That of each row of one matrix and the same row of another. */
 void outer_squares(int64_t rows, int64_t left_width, int64_t right_width, const float *left, const float *right,
                    double smallest, float *squares)
 {
 #pragma omp parallel for schedule(static) if (rows * (left_width + right_width) > MUCH)
-    for (long row = 0; row < rows; row++) {
-        double square = sum_of_squares(left + row * left_width, left_width);
-        /* NaN stays NaN */
-        squares[row] = (float)((square < smallest ? smallest : square)
-                               * sum_of_squares(right + row * right_width, right_width));
-    }
+    for (long row = 0; row < rows; row++)
+        squares[row] = (float)outer_square(left + row * left_width, left_width, right + row * right_width, right_width,
+                                           smallest);
 }
 
 static double inner_product(const float *one, const float *other, long count)
@@ -396,11 +400,10 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, double sma
                     total += products_square(l, n, scratch, ratios + k * examples + n);
                     continue;
                 }
-                double square = sum_of_squares(l->left + n * l->left_width, l->left_width);
-                if (l->positions == 1)
-                    square = (square < smallest ? smallest : square)
-                             * sum_of_squares(l->right + n * l->right_width, l->right_width);
-                total += square;
+                const float *left = l->left + n * l->left_width;
+                total += l->positions == 0
+                             ? sum_of_squares(left, l->left_width)
+                             : outer_square(left, l->left_width, l->right + n * l->right_width, l->right_width, smallest);
             }
             squares[n] = total;
         }

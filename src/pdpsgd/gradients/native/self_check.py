@@ -100,7 +100,7 @@ def _same_layers(
     """Products of one position or of many, which cancel in one example; and rows."""
     left, right = (_random(numbers, examples, positions, width) for width in widths)
     if positions > 1:
-        left[-1, 1], right[-1, 1] = -1e6 * left[-1, 0], right[-1, 0]
+        left[-1, 2], right[-1, 2] = -1e6 * left[-1, 0], right[-1, 0]
         left[-1, 0] *= 1e6
     rows, weights = _random(numbers, examples, 19), _random(numbers, examples).abs()
     totals = (
