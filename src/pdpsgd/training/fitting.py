@@ -20,11 +20,8 @@ from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import PrivacyEngine, Spent
 from pdpsgd.errors import fail
 from pdpsgd.ledger import Ledger
-<<<<<<< HEAD
-from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
-=======
 from pdpsgd.models.networks import count_parameters
->>>>>>> main
+from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
 from pdpsgd.training.booking import book, put_in_order_of, settle, under
 from pdpsgd.training.calibrating import BY_STEPS, calibration_of, check_calibration, outputs_of
 from pdpsgd.training.calibration import Calibration
@@ -43,13 +40,9 @@ from pdpsgd.training.devices import move
 from pdpsgd.training.ensemble import WeightedModels
 from pdpsgd.training.evaluation import Evaluation
 from pdpsgd.training.inputs import TrainingInputs, as_tensors, inputs_of, shape_of
-<<<<<<< HEAD
+from pdpsgd.training.learning_rate import with_learning_rate
 from pdpsgd.training.least_squares import ONE_STEP, LeastSquares
 from pdpsgd.training.leftovers import plain_attributes, remove_leftovers
-=======
-from pdpsgd.training.learning_rate import with_learning_rate
-from pdpsgd.training.leftovers import remove_leftovers
->>>>>>> main
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.private_calibration import PrivateCalibration
@@ -292,14 +285,10 @@ def fit(
         inputs = replace(inputs, calibration_data=as_tensors(tuple(chosen.calibrate)))
     chosen.check_choices()
     check_calibration(chosen, inputs)
-<<<<<<< HEAD
     known = plan if reservation is None else reservation.plan
     solving = (chosen.mechanism if known is None else known.mechanism) == LEAST_SQUARES
-    origin = None if solving else _start(model, inputs, chosen)
-=======
     chosen = chosen.with_defaults(parameters=count_parameters(model))
-    origin = _start(model, inputs, chosen)
->>>>>>> main
+    origin = None if solving else _start(model, inputs, chosen)
     move(model, chosen.device)
     solved = LeastSquares.of(model, chosen) if solving else None
     with _in_use(chosen.run_folder, again=reservation is not None):
@@ -309,12 +298,9 @@ def fit(
             if reservation is not None:
                 put_in_order_of(inputs.budgets, reservation)
             made = chosen.plan_or(plan, inputs.budgets) if reservation is None else reservation.plan
-<<<<<<< HEAD
+            if solved is None:
+                chosen = with_learning_rate(chosen, made, model)
             trainer = _trainer(model, inputs, made, chosen, reservation, origin, solved)
-=======
-            chosen = with_learning_rate(chosen, made, model)
-            trainer = _trainer(model, inputs, made, chosen, reservation, origin)
->>>>>>> main
             trainer.run(
                 evaluate_every=chosen.evaluate_every if solved is None else None,
                 checkpoint_every=chosen.checkpoint_every,
