@@ -47,7 +47,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -66,8 +66,27 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+MOST_USED = (
+    ("pdpsgd train people.csv --label income --id-column person", "train, within what each person allows"),
+    ("pdpsgd predict runs/people-pdp-sgd-exact rows.csv -o scored.csv", "use the model on new rows"),
+    ("pdpsgd advise people.csv --label income --id-column person", "what to expect, before anything is spent"),
+    ("pdpsgd report runs/people-pdp-sgd-exact --letters letters", "tell each person what was done"),
+    ("pdpsgd ledger show", "what everybody allows, has spent and has left"),
+)
+"""What people do most, with one line each."""
+
+
+def _show_most_used() -> None:
+    typer.echo("Train models so that every person gets the privacy they asked for.\n")
+    for command, what in MOST_USED:
+        typer.echo(f"  {what[0].upper()}{what[1:]}:\n    {command}")
+    typer.echo("\nNo data at hand? pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23")
+    typer.echo("All commands: pdpsgd --help. All options of one: pdpsgd train --help.")
+
+
 @app.callback()
 def _pdpsgd(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version),
@@ -78,9 +97,11 @@ def _pdpsgd(
     \b
     Start with a plan for a made-up list of people, or train and compare on a small benchmark:
       pdpsgd plan --tiers 1:0.34,2:0.43,3:0.23 --people 60000
-      pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256 --learning-rate 2
+      pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23
       pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256
     """
+    if ctx.invoked_subcommand is None:
+        _show_most_used()
 
 
 def _assemble() -> None:

@@ -202,7 +202,7 @@ class Expectation:
     at_worst: float
 
 
-LOST = ((3.0, 8.5, 16.7), (10.0, 3.1, 5.8), (30.0, 2.1, 5.0), (100.0, 0.9, 1.3), (300.0, 0.4, 1.1))
+LOST = ((3.0, 5.6, 15.6), (10.0, 3.2, 5.6), (30.0, 1.5, 5.0), (100.0, 0.7, 1.5), (300.0, 0.4, 5.6))
 """Signal-to-noise ratio, usual loss in points, loss that nine of ten stayed below (docs/results/advice.md)."""
 TOO_NOISY = 1.0
 ENOUGH = 3.0
@@ -242,7 +242,8 @@ class Advice:
         """Points of accuracy that personalization is expected to bring over the best way without: usual, at most."""
         here = expected_loss(self.best.signal_to_noise)
         without = expected_loss(max(each.signal_to_noise for each in self.mechanisms[1:]))
-        return max(without.usual - here.usual, 0.0), max(without.at_worst - here.at_worst, 0.0)
+        usual = max(without.usual - here.usual, 0.0)
+        return usual, max(without.at_worst - here.at_worst, usual)
 
     def reasons(self) -> list[str]:
         """Say why this setting, what to expect of it, and whether personalization is worth it here."""
