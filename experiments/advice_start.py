@@ -2,7 +2,7 @@
 
     python -m experiments.advice_start FOLDER [--output docs/results/advice-start.jsonl]
 
-January's people are one half of a public set and February's the other half, with the wide budgets of `experiments.advice`.
+January's people are one half of a public set and February's the other, with the wide budgets of `experiments.advice`.
 January's model is trained by the rule; February's run starts from it, or afresh, at the rule's learning rate times
 several factors. Momentum 0.9 is tried on digits at rates that are meant for none. One line of the record a run.
 """
@@ -53,9 +53,23 @@ def months(data: PublicSet, tiers: dict[float, float], seed: int) -> Iterator[di
         return result.model, result.accuracy
 
     january, first = train(network_for(data), 0, 1.0)
-    yield {"set": data.name, "seed": seed, "start": None, "month": "january", "factor": 1.0, "accuracy": first}
+    yield {
+        "set": data.name,
+        "seed": seed,
+        "start": None,
+        "month": "january",
+        "factor": 1.0,
+        "accuracy": first,
+    }
     _, fresh = train(network_for(data), 1, 1.0)
-    yield {"set": data.name, "seed": seed, "start": None, "month": "february", "factor": 1.0, "accuracy": fresh}
+    yield {
+        "set": data.name,
+        "seed": seed,
+        "start": None,
+        "month": "february",
+        "factor": 1.0,
+        "accuracy": fresh,
+    }
     for factor in FACTORS:
         _, found = train(copy.deepcopy(january), 1, factor)
         about = {"set": data.name, "seed": seed, "start": "january", "month": "february"}

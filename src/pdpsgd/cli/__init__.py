@@ -69,7 +69,10 @@ def _print_version(wanted: bool) -> None:
 MOST_USED = (
     ("pdpsgd train people.csv --label income --id-column person", "train, within what each person allows"),
     ("pdpsgd predict runs/people-pdp-sgd-exact rows.csv -o scored.csv", "use the model on new rows"),
-    ("pdpsgd advise people.csv --label income --id-column person", "what to expect, before anything is spent"),
+    (
+        "pdpsgd advise people.csv --label income --id-column person",
+        "what to expect, before anything is spent",
+    ),
     ("pdpsgd report runs/people-pdp-sgd-exact --letters letters", "tell each person what was done"),
     ("pdpsgd ledger show", "what everybody allows, has spent and has left"),
 )

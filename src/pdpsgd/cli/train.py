@@ -94,6 +94,7 @@ def train(
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
     from pdpsgd.models.networks import count_parameters
+    from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     own_data = is_own_data(data)
@@ -118,7 +119,8 @@ def train(
     options, claimed = _completed(options, ready, inputs, data, quiet=quiet)
     with claimed:
         network = _network(inputs, options, screen)
-        options = options.with_defaults(parameters=count_parameters(network))
+        if (options.mechanism if ready is None else ready.mechanism) != LEAST_SQUARES:
+            options = options.with_defaults(parameters=count_parameters(network))
         if place is None:
             made = ready or _plan(inputs, options, people, earlier)
             result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
@@ -302,7 +304,9 @@ def _show_chosen(result: TrainingResult, options: CommandOptions, screen: shared
     """Say which settings nobody named, and how much the noise leaves of the signal."""
     from pdpsgd.planning.advice import outlook, too_noisy
 
-    seen = outlook(result.plan, options.parameters or 1)
+    if options.parameters is None:
+        return  # nothing is trained step by step
+    seen = outlook(result.plan, options.parameters)
     values = {
         "batch_size": f"batch size {seen.batch_size:,.0f}",
         "max_grad_norm": f"clipping norm {result.plan.max_grad_norm:g}",

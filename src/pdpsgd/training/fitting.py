@@ -287,7 +287,8 @@ def fit(
     check_calibration(chosen, inputs)
     known = plan if reservation is None else reservation.plan
     solving = (chosen.mechanism if known is None else known.mechanism) == LEAST_SQUARES
-    chosen = chosen.with_defaults(parameters=count_parameters(model))
+    if not solving:
+        chosen = chosen.with_defaults(parameters=count_parameters(model))
     origin = None if solving else _start(model, inputs, chosen)
     move(model, chosen.device)
     solved = LeastSquares.of(model, chosen) if solving else None
