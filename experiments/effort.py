@@ -14,7 +14,8 @@ from experiments.record import Record
 from experiments.settings import Setting
 from experiments.systems import plan_of
 from pdpsgd.planning.plans import Plan
-from pdpsgd.training.fitting import fit, versions
+from pdpsgd.training.fitting import fit
+from pdpsgd.training.versions import versions
 
 TURNS = 7
 STEPS_A_TURN = 200

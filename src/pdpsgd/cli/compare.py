@@ -1,18 +1,20 @@
-"""`pdpsgd compare`: several mechanisms on the same data and seeds, as a table and as a page."""
+"""`pdpsgd compare`: several mechanisms on the same data and seeds; or two finished models on the same test people."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from pdpsgd.cli import shared
+from pdpsgd.cli.compare_runs import are_runs, compare_runs
 from pdpsgd.cli.option_parameters import Only, with_options
 from pdpsgd.cli.shared import option
 from pdpsgd.cli.training_options import (
     CommandOptions,
     DataOptions,
     ListOptions,
-    Source,
     confirm_without_promise,
     make_network,
     read_inputs,
@@ -38,6 +40,23 @@ LEARNING = (
     "max_physical_batch_size",
 )
 
+What = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATA | RUN RUN",
+        help="data to train mechanisms on (as for train), or the folders of two finished runs",
+        show_default=False,
+    ),
+]
+By = Annotated[
+    str | None,
+    option(
+        "--by",
+        help="with two runs, columns of --test-file that name subgroups",
+        panel=OUTPUT,
+        show_default=False,
+    ),
+]
 Mechanisms = Annotated[str, option("--mechanisms", help="mechanisms, separated by commas", panel=PLAN)]
 Seeds = Annotated[int, option("--seeds", help="number of runs per mechanism", panel=TRAINING)]
 FirstSeed = Annotated[int, option("--first-seed", help="seed of the first run", panel=TRAINING)]
@@ -47,13 +66,14 @@ Report = Annotated[bool, option("--report/--no-report", help="report page", pane
 
 @with_options
 def compare(
-    data: Source,
+    what: What,
     records: DataOptions,
     people: ListOptions,
     options: Annotated[CommandOptions, Only(*PLANNING, "model", "activation", *LEARNING)],
     mechanisms: Mechanisms = "dp-sgd,dp-sgd-exclude,pdp-sgd-exact",
     seeds: Seeds = 3,
     first_seed: FirstSeed = 0,
+    by: By = None,
     page: Page = Path("comparison.html"),
     report: Report = True,
     yes: shared.Yes = False,
@@ -63,17 +83,27 @@ def compare(
 ) -> None:
     """Train several mechanisms on the same data, people and seeds, and put them side by side.
 
+    Given two run folders instead, put their finished models side by side on the people in --test-file, who have to be
+    outside both lists: accuracy, balanced accuracy, AUC and log loss, in all and by tier, class and subgroup.
+
     \b
     Examples:
       pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
       pdpsgd compare people.csv --label income --id-column person --test-share 0.2 \\
           --mechanisms dp-sgd,pdp-sgd-exact,idp-scale --seeds 5
+      pdpsgd compare runs/jan runs/feb --test-file people.csv --by sex,age-band
     """
     from pdpsgd.models.networks import count_parameters, default_network
     from pdpsgd.training.comparison import compare as run_comparison
     from pdpsgd.training.tasks import in_label_unit
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    if are_runs(what):
+        compare_runs(what, records, people, by=by, yes=yes, screen=screen)
+        return
+    if by is not None:
+        fail("Expected --by with two runs, whose models are compared by subgroup. Got it with data.")
+    (data,) = what
     shared.check_output(page, "--page")
     if seeds < 1:
         fail(f"Expected --seeds >= 1. Got {seeds}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.like import Like, command_record, differences
 from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.own_ledger import (
     TrainingLedger,
@@ -38,6 +39,7 @@ from pdpsgd.cli.training_options import (
 from pdpsgd.errors import fail
 from pdpsgd.training.options import OUTPUT, PLAN
 from pdpsgd.training.run_folder import RunFolder
+from pdpsgd.training.versions import versions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,6 +71,7 @@ def train(
     json_file: shared.JsonFile = None,
     quiet: shared.Quiet = False,
     config: shared.Config = None,
+    like: Like = None,
 ) -> None:
     """Train a model that gives every person the privacy they asked for.
 
@@ -86,6 +89,7 @@ def train(
       pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
       pdpsgd train people.csv --label income --id-column person --history runs/first
       pdpsgd train february.csv --schema runs/jan/public/schema.toml --start runs/jan
+      pdpsgd train february.csv --like runs/jan --start runs/jan
       pdpsgd train mails.csv --label kind --id-column sender --records-per-person 4 --test-share 0.2
       pdpsgd train mails.parquet --text text --label kind --id-column sender --records-per-person 4
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
@@ -98,6 +102,9 @@ def train(
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     own_data = is_own_data(data)
+    record = command_record(data, (records, people, options, earlier, ledger), versions())
+    for sentence in () if like is None else differences(like, record):
+        screen.say(sentence)
     ready = None if plan is None else _ready_plan(plan, options, earlier)
     by_files = bool(earlier.history) or (ready is not None and ready.ledger is None)
     place = ledger.place(own_data=own_data, counted_otherwise=by_files or people.tiers is not None)
@@ -127,6 +134,7 @@ def train(
         else:
             with open_or_create(place, screen) as kept:
                 result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
+    RunFolder(str(options.run_folder)).write_command(record)
     _show(result, screen, inputs.classes)
     _show_chosen(result, options, screen)
     if report:

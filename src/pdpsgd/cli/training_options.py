@@ -440,6 +440,20 @@ def make_network(
     return recipe.make_model(inputs, progress=progress)
 
 
+def tiers_in(file: Path, tested: PeopleData, whose: ListOptions) -> list[str] | None:
+    """Return the tier of each test record by the budgets in its file; None where the file has none."""
+    if not _has_budgets(str(file), whose):
+        return None
+    id_column = None if tested.schema is None else tested.schema.id_column
+    allowed = whose.read(file, id_column=id_column, repeated_ids=True)
+    _check_allowed(allowed, file)
+    names = tier_names(allowed.epsilon)
+    if not allowed.named:
+        return names
+    tier_of = dict(zip(allowed.ids.tolist(), names, strict=True))
+    return [tier_of[person] for person in tested.ids.tolist()]
+
+
 def tier_names(epsilon: FloatArray, most: int = 6) -> list[str]:
     """Return the tier of each person by their epsilon: the value itself, or one of a few ranges if there are many.
 

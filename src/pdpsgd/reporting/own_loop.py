@@ -14,10 +14,11 @@ from pdpsgd.errors import fail
 from pdpsgd.reporting.run import write_run_report
 from pdpsgd.training.components import Loss
 from pdpsgd.training.evaluation import Evaluation, evaluate
-from pdpsgd.training.fitting import TrainingResult, spent_in_all, versions
+from pdpsgd.training.fitting import TrainingResult, spent_in_all
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.run_folder import RunFolder, without_people
+from pdpsgd.training.versions import versions
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -208,7 +208,7 @@ def compare(
     `make_model(seed)` gives a fresh network, the same for the same seed. `plan_options` go to `plan`,
     `training` to `fit`; `options_of[mechanism]` overrides either for one mechanism.
     """
-    from pdpsgd.training.fitting import versions
+    from pdpsgd.training.versions import versions
 
     _check(mechanisms, seeds)
     outcomes = []

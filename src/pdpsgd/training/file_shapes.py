@@ -95,6 +95,12 @@ RESULT = {
         }
     ),
 }
+COMMAND = {
+    "data": str,
+    "options": Each(ANY),
+    "files": Each({"path": str, "sha256": Nullable(str)}),
+    "versions": Each(str),
+}
 RESERVATION = {"ledger": str, "token": str}
 HISTORY = {
     "step": int,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +48,7 @@ from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.start import Start, find_start
 from pdpsgd.training.tasks import with_task
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
+from pdpsgd.training.versions import versions
 
 if TYPE_CHECKING:
     import os
@@ -553,9 +552,3 @@ def spent_in_all(engine: PrivacyEngine) -> tuple[Spent, ...]:
         Spent(level.proven_epsilon, level.delta) for level in levels if level.proven_epsilon is not None
     )
     return proven if len(proven) == len(levels) else engine.spent()
-
-
-def versions() -> dict[str, str]:
-    """Say what the run was made with."""
-    packages = ("pdpsgd", "torch", "numpy", "dp-accounting")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

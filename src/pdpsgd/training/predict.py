@@ -95,9 +95,9 @@ class TrainedModel:
         known = self.description
         seen = Remarks() if remarks is None else remarks
         for part in read_rows(rows, known.preprocessing, known.shape, at_once=at_once, remarks=seen):
-            yield self._answers(part, self._outputs(self._inputs(part)))
+            yield self._answers(part, self.outputs(self.inputs_of(part)))
 
-    def _inputs(self, rows: Rows) -> Tensor:
+    def inputs_of(self, rows: Rows) -> Tensor:
         """Return what the network is given of these rows."""
         known = self.description
         if self._encoder is not None:
@@ -115,7 +115,8 @@ class TrainedModel:
         if said := remarks.alarming():
             warn(" ".join(said))
 
-    def _outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Return what the network says of inputs, as it is: before any calibration."""
         parameter = next(self.network.parameters(), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         with torch.no_grad():

@@ -20,6 +20,7 @@
 | `checkpoint.safetensors` | where to resume; holds the secret key until the run ends |
 | `lock` | while a process works on the run |
 | `checkpoint.journal` | digests of the sums since the checkpoint; as secret as the key |
+| `command.json` | what `pdpsgd train` was asked for, with digests of files: for `--like` |
 | `reservation.json` | only with a ledger: the token under which the run is reserved in it |
 | `steps.jsonl` | only if asked for: batch sizes, training losses |
 | `schema-draft.toml` | a schema that was read from the records, until somebody confirms it |
@@ -48,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdpsgd.budgets.files import check_shape, parse_json, read_text
 from pdpsgd.errors import fail
-from pdpsgd.training.file_shapes import AUDIT, HISTORY, RESERVATION, RESULT, SETTINGS
+from pdpsgd.training.file_shapes import AUDIT, COMMAND, HISTORY, RESERVATION, RESULT, SETTINGS
 from pdpsgd.training.lock import locked
 
 if TYPE_CHECKING:
@@ -279,6 +280,16 @@ class RunFolder:
         """Note the reservation of this run, before it is made."""
         self.make()
         self._write_json("reservation.json", {"ledger": ledger, "token": token}, folder=PRIVATE)
+
+    def write_command(self, record: Mapping[str, Any]) -> None:
+        """Write what the command was asked for; digests of files depend on the records in them, so it is private."""
+        self._write_json("command.json", record, folder=PRIVATE)
+
+    def read_command(self) -> dict[str, Any] | None:
+        """Read what the command was asked for; None where it was not written."""
+        if not (self.path / PRIVATE / "command.json").exists():
+            return None
+        return self._read_json("command.json", COMMAND, folder=PRIVATE)
 
     def forget_reservation(self) -> None:
         """Remove the note of a reservation that was taken back before the run began."""

@@ -99,7 +99,7 @@ def find_start(path: str | os.PathLike[str]) -> Start:
     """
     place = Path(path)
     if place.is_file() and "pdpsgd" not in model_metadata(place):
-        return Start(place, None, {"name": place.name, "sha256": _digest(place)})
+        return Start(place, None, {"name": place.name, "sha256": digest_of(place)})
     weights, description, _ = model_files(place)
     if description.network.models > 1:
         fail(
@@ -109,12 +109,12 @@ def find_start(path: str | os.PathLike[str]) -> Start:
     name = place.resolve().name if place.is_dir() else weights.name
     folder = RunFolder(place)
     if not folder.public.is_dir():
-        return Start(weights, description, {"name": name, "sha256": _digest(weights)})
+        return Start(weights, description, {"name": name, "sha256": digest_of(weights)})
     verdict = folder.read_result().get("verdict") or {}
     earlier = folder.read_settings().get("started_from")
     lineage = {
         "name": name,
-        "sha256": _digest(weights),
+        "sha256": digest_of(weights),
         "outcome": verdict.get("outcome"),
         **({} if earlier is None else {"started_from": earlier}),
     }
@@ -136,7 +136,8 @@ def _how_read(
     }
 
 
-def _digest(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with file.open("rb") as opened:
         while block := opened.read(1 << 20):

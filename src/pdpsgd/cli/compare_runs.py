@@ -1,0 +1,189 @@
+"""`pdpsgd compare RUN RUN --test-file FILE`: two finished models on the same test people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdpsgd.cli import shared
+from pdpsgd.cli.training_options import DataOptions, ListOptions, tier_names, tiers_in
+from pdpsgd.errors import fail
+
+if TYPE_CHECKING:
+    from pdpsgd.data.people import PeopleData
+    from pdpsgd.training.model_comparison import ModelComparison
+    from pdpsgd.training.predict import TrainedModel
+
+
+def are_runs(sources: Sequence[str]) -> bool:
+    """Tell whether what is to be compared are runs, rather than mechanisms on some data."""
+    from pdpsgd.training.run_folder import RunFolder
+
+    runs = [RunFolder(source).finished for source in sources]
+    if len(sources) == 1 and not any(runs):
+        return False
+    if len(sources) != 2 or not all(runs):
+        wrong = next((source for source, is_run in zip(sources, runs, strict=True) if not is_run), None)
+        got = f"{len(sources)} arguments" if wrong is None else f"{wrong!r}, which has no finished run"
+        fail(f"Expected data to compare mechanisms on, or two folders of finished runs. Got {got}.")
+    return True
+
+
+def compare_runs(
+    runs: Sequence[str],
+    records: DataOptions,
+    people: ListOptions,
+    *,
+    by: str | None,
+    yes: bool,
+    screen: shared.Screen,
+) -> None:
+    """Put two finished models side by side on the same test people.
+
+    Args:
+        runs: Their folders.
+        records: With the test people's file.
+        people: Names of columns with budgets.
+        by: Columns of the file that name subgroups.
+        yes: Whether figures on people of the runs' lists are agreed to.
+        screen: Where to say it.
+    """
+    from pdpsgd.training.model_comparison import METHOD, compare_models
+    from pdpsgd.training.predict import load_run
+
+    if records.test_file is None:
+        fail("Expected --test-file, the people to compare two runs on. Got none.")
+    models = [load_run(run) for run in runs]
+    if any(model.description.task != "classification" for model in models):
+        fail("Expected two models of classes. Got one of numbers: their errors are on the pages of the runs.")
+    names = [model.classes for model in models]
+    if sorted(names[0]) != sorted(names[1]):
+        fail(f"Expected two runs with the same classes. Got {list(names[0])} and {list(names[1])}.")
+    read = [_test_people(model, records, people) for model in models]
+    if not np.array_equal(read[0].ids, read[1].ids):
+        fail("Expected both runs to read the same people from the test file. Got different ones.")
+    notes = _check_outside(runs, read[0], yes=yes)
+    order = [names[1].index(name) for name in names[0]]
+    outputs = [_outputs(model, data) for model, data in zip(models, read, strict=True)]
+    made = compare_models(
+        (str(runs[0]), str(runs[1])),
+        (outputs[0], outputs[1] if outputs[1].shape[1] == 1 else outputs[1][:, order]),
+        read[0].targets.numpy().astype(np.int64),
+        people=read[0].ids.tolist(),
+        groups=_groups(records.test_file, read[0], people, by),
+        class_names=names[0],
+        notes=notes,
+    )
+    _show(made, screen)
+    screen.say(METHOD)
+    screen.write_json(shared.dump(made.to_dict()))
+
+
+def _test_people(model: TrainedModel, records: DataOptions, people: ListOptions) -> PeopleData:
+    from pdpsgd.data.people import others_like
+
+    known = model.description
+    columns = [name for name in (people.epsilon_column, people.delta_column) if name is not None]
+    return others_like(
+        str(records.test_file),
+        known.preprocessing.schema,
+        classes=known.classes,
+        leave_out=columns,
+        image_size=(records.image_size, records.image_size),
+        color=not records.gray,
+        people_file=records.people_file,
+    )
+
+
+def _outputs(model: TrainedModel, data: PeopleData) -> Any:
+    """Return calibrated logits, in two dimensions."""
+    from pdpsgd.data.rows import Rows
+
+    known = model.description
+    outputs = model.outputs(model.inputs_of(Rows(data.inputs, texts=data.texts)))
+    if known.calibration is not None:
+        outputs = known.calibration.apply(outputs)
+    return outputs.reshape(len(outputs), -1).numpy()
+
+
+def _check_outside(runs: Sequence[str], tested: PeopleData, *, yes: bool) -> list[str]:
+    """Refuse test people who are on a run's list, unless somebody agrees; say what it costs them."""
+    from pdpsgd.budgets.readers import read_columns
+    from pdpsgd.training.run_folder import RunFolder
+
+    notes = []
+    for run in runs:
+        promises = RunFolder(run).promises
+        if promises is None or not tested.named:
+            why = "it has no list of people" if promises is None else "the test people have no ids"
+            notes.append(f"Whether test people are on the list of {run} cannot be told: {why}.")
+            continue
+        listed = set(map(str, read_columns(promises, ["id"])[0]["id"]))
+        both = sorted({str(each) for each in tested.ids.tolist()} & listed)
+        if not both:
+            continue
+        cost = (
+            f"{len(both):,} test people are on the list of {run}, such as {both[0]!r}: these figures are computed from "
+            "their records without noise, so no epsilon bounds what they tell about them, and the promise made to "
+            "them does not cover them; and a model does better on those whom it was trained on"
+        )
+        if not yes:
+            fail(f"Expected test people outside both lists. Got others: {cost}. --yes goes on nevertheless.")
+        notes.append(f"{cost}. Do not publish these figures.")
+    return notes
+
+
+def _groups(file: Path, tested: PeopleData, people: ListOptions, by: str | None) -> dict[str, list[str]]:
+    """Return the tier, and the subgroups asked for, of each test record."""
+    from pdpsgd.budgets.readers import open_table
+
+    groups = {}
+    tiers = None if tested.schema is None else tiers_in(file, tested, people)
+    if tiers is not None:
+        groups["tier"] = tiers
+    wanted = [name.strip() for name in (by or "").split(",") if name.strip()]
+    if wanted and tested.schema is None:
+        fail(f"Expected a table as --test-file, for subgroups by {wanted[0]!r}. Got {str(file)!r}.")
+    for name in wanted:
+        frame, source = open_table(file)
+        column = name if name in frame.columns else name.removesuffix("-band")
+        if column not in frame.columns:
+            fail(f"Expected a column {name!r} in {source.name} for --by. Its columns are {frame.columns}.")
+        values = frame[column]
+        if values.dtype.is_numeric():
+            groups[name] = tier_names(np.asarray(values.to_list(), dtype=np.float64))
+        else:
+            groups[name] = ["(missing)" if each is None else str(each) for each in values.to_list()]
+    return groups
+
+
+def _show(made: ModelComparison, screen: shared.Screen) -> None:
+    from rich.table import Table
+
+    table = Table("", "people", "figure", "1st", "2nd", "2nd less 1st (95 % interval)")
+    for group in made.groups:
+        named = "all" if group.kind == "all" else f"{group.kind} {group.name}"
+        for index, figure in enumerate(group.figures):
+            form = "{:+.3f}" if figure.name in ("AUC", "log loss") else "{:+.1%}"
+            plain = form.replace("+", "")
+            sure = "" if figure.verdict.startswith("no") else " *"
+            span = f"{form.format(figure.low)} to {form.format(figure.high)}"
+            table.add_row(
+                named if index == 0 else "",
+                f"{group.people:,}" if index == 0 else "",
+                figure.name.replace("balanced accuracy", "balanced"),
+                plain.format(figure.first),
+                plain.format(figure.second),
+                f"{form.format(figure.difference)} ({span}){sure}",
+                end_section=index == len(group.figures) - 1,
+            )
+    screen.say(f"1st: {made.names[0]}, 2nd: {made.names[1]}; * where the interval does not contain 0.")
+    screen.table(table)
+    screen.say(made.answer())
+    for note in made.notes:
+        screen.say(f"Note: {note}")
+    if len(made.groups) > 8:
+        screen.say(f"{len(made.groups)} groups: one in twenty intervals misses by chance alone.")

@@ -1,0 +1,142 @@
+"""A run can be repeated on other data: what was chosen is kept, taken again, and differences are said."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+from pdpsgd.cli import app
+
+SCHEMA = """label = "income"
+classes = ["low", "high"]
+id_column = "person"
+confirmed = true
+[columns.age]
+kind = "numeric"
+low = 0
+high = 120
+[columns.epsilon]
+kind = "ignored"
+"""
+
+
+def write(path, people, prefix):
+    rng = random.Random(prefix)
+    lines = ["person,age,epsilon,income"]
+    for number in range(people):
+        age = rng.randint(18, 80)
+        income = "high" if age + rng.gauss(0, 8) > 50 else "low"
+        lines.append(f"{prefix}{number},{age},{rng.choice([1, 2, 4])},{income}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def january(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, people in (("jan", 80), ("feb", 90), ("test", 40)):
+        write(tmp_path / f"{name}.csv", people, name)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    made = run(
+        *("train", "jan.csv", "--schema", "schema.toml", "--steps", 20, "--batch-size", 20, "--lr", 2),
+        *("--test-file", "test.csv", "--yes", "--spend", "all", "--run-folder", "runs/jan"),
+        *("--optimizer-option", "nesterov=false", "--weights", "0.7,0.3"),
+    )
+    assert made.exit_code == 0, made.output
+    return tmp_path
+
+
+def test_february_takes_all_of_january_but_its_data(january):
+    (january / "schema.toml").unlink()  # the run's own copy is enough
+    made = run("train", "feb.csv", "--like", "runs/jan", "--lr", 1, "--yes", "--run-folder", "runs/feb")
+    assert made.exit_code == 0, made.output
+    said = " ".join(made.output.split())
+    assert "Like runs/jan, on feb.csv instead of jan.csv." in said
+    assert "Differs: --learning-rate 1.0 instead of 2.0." in said
+    assert said.count("Differs:") == 1
+    old, new = (
+        json.loads((january / "runs" / name / "private" / "command.json").read_text())
+        for name in ("jan", "feb")
+    )
+    alone = {"run_folder", "learning_rate", "schema"}
+    assert {k: v for k, v in new["options"].items() if k not in alone} == {
+        k: v for k, v in old["options"].items() if k not in alone
+    }
+    assert old["options"]["optimizer_options"] == ["nesterov=false"]
+    settings = json.loads((january / "runs" / "feb" / "public" / "settings.json").read_text())
+    assert settings["learning_rate"] == 1.0
+    plan = json.loads((january / "runs" / "feb" / "public" / "plan.json").read_text())
+    assert sum(r["steps"] for r in plan["rounds"]) == 20
+
+
+def test_a_file_that_has_changed_since_is_named(january):
+    write(january / "test.csv", 50, "test")
+    made = run("train", "feb.csv", "--like", "runs/jan", "--yes", "--run-folder", "runs/feb")
+    assert "test.csv (--test-file) has changed since" in " ".join(made.output.split())
+
+
+def test_digests_of_records_are_not_public(january):
+    private = json.loads((january / "runs" / "jan" / "private" / "command.json").read_text())
+    digest = private["files"]["data"]["sha256"]
+    for path in (january / "runs" / "jan" / "public").iterdir():
+        assert digest.encode() not in path.read_bytes(), path
+    assert "versions" in private
+
+
+@pytest.mark.parametrize("other", ["nowhere", "."])
+def test_something_else_than_a_run_is_refused(january, other):
+    made = run("train", "feb.csv", "--like", other)
+    assert made.exit_code == 2
+    assert "Expected the folder of a finished run with --like" in " ".join(made.output.split())
+    (january / "runs" / "jan" / "private" / "command.json").unlink()
+    made = run("train", "feb.csv", "--like", "runs/jan")
+    assert "Expected private/command.json" in " ".join(made.output.split())
+
+
+# --- two finished runs on the same test people ---------------------------------------------------------
+
+
+def test_two_runs_are_compared_on_people_outside_both_lists(january):
+    made = run("train", "feb.csv", "--like", "runs/jan", "--yes", "--run-folder", "runs/feb", "--no-report")
+    assert made.exit_code == 0, made.output
+    words = ("compare", "runs/jan", "runs/feb", "--test-file")
+    found = run(*words, "test.csv", "--by", "age-band", "--json", "figures.json")
+    assert found.exit_code == 0, found.output
+    said = " ".join(found.output.split())
+    assert "By accuracy" in said
+    assert "paired bootstrap" in said
+    groups = json.loads((january / "figures.json").read_text())["groups"]
+    assert {"all", "class", "tier"} <= {group["kind"] for group in groups}
+    of_january = json.loads((january / "runs" / "jan" / "public" / "result.json").read_text())["evaluation"]
+    first = {figure["name"]: figure["first"] for figure in groups[0]["figures"]}
+    assert first["accuracy"] == pytest.approx(of_january["accuracy"])
+    assert first["log loss"] == pytest.approx(of_january["probabilities"]["log_loss"], rel=1e-5)
+    refused = run(*words, "jan.csv")
+    assert refused.exit_code == 2
+    said = " ".join(refused.output.split())
+    assert "80 test people are on the list of runs/jan" in said
+    assert "no epsilon bounds what they tell" in said
+    agreed = run(*words, "jan.csv", "--yes")
+    assert agreed.exit_code == 0
+    assert "Do not publish these figures" in " ".join(agreed.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("runs/jan", "test.csv"), "two folders of finished runs"),
+        (("runs/jan",), "two folders of finished runs"),
+        (("runs/jan", "runs/jan"), "Expected --test-file"),
+        (("runs/jan", "runs/jan", "--test-file", "test.csv", "--by", "job"), "Expected a column 'job'"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(january, words, message):
+    found = run("compare", *words)
+    assert found.exit_code == 2
+    assert message in " ".join(found.output.split())

@@ -1,0 +1,110 @@
+"""Two models on the same test people: figures agree with scikit-learn, intervals with theory and simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, log_loss, roc_auc_score
+
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.training.model_comparison import compare_models
+
+
+def softmax(logits):
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    return odds / odds.sum(1, keepdims=True)
+
+
+def made_up(people=400, classes=2, seed=0, help=1.0):
+    random = np.random.default_rng(seed)
+    truth = random.integers(0, classes, people)
+    signal = np.eye(classes)[truth]
+    return signal + random.normal(size=signal.shape), help * signal + random.normal(size=signal.shape), truth
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_figures_are_those_of_scikit_learn(classes):
+    first, second, truth = made_up(classes=classes)
+    made = compare_models(("a", "b"), (first, second), truth)
+    found = {figure.name: figure for figure in made.groups[0].figures}
+    for logits, at in ((first, "first"), (second, "second")):
+        odds = softmax(logits)
+        expected = {
+            "accuracy": (logits.argmax(1) == truth).mean(),
+            "balanced accuracy": balanced_accuracy_score(truth, logits.argmax(1)),
+            "log loss": log_loss(truth, odds),
+        }
+        if classes == 2:
+            expected["AUC"] = roc_auc_score(truth, odds[:, 1])
+        else:
+            each = [roc_auc_score(truth == c, logits[:, c]) for c in range(classes)]
+            expected["AUC"] = float(np.mean(each))
+        for name, value in expected.items():
+            assert getattr(found[name], at) == pytest.approx(value, rel=1e-9), name
+
+
+def test_intervals_of_the_accuracy_are_those_of_the_normal_approximation():
+    """The paired difference has variance var(right_b - right_a) / n; a bootstrap of 2,000 is within some percent."""
+    first, second, truth = made_up(people=2000, help=1.2)
+    (figure,) = [
+        f
+        for f in compare_models(("a", "b"), (first, second), truth).groups[0].figures
+        if f.name == "accuracy"
+    ]
+    gap = (second.argmax(1) == truth).astype(float) - (first.argmax(1) == truth)
+    error = gap.std() / np.sqrt(len(gap))
+    assert figure.difference == pytest.approx(gap.mean())
+    assert figure.high - figure.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_a_better_model_is_called_better_and_equal_ones_are_not():
+    first, second, truth = made_up(people=2000, help=3.0)
+    assert (
+        "By accuracy runs/feb is better"
+        in compare_models(("runs/jan", "runs/feb"), (first, second), truth).answer()
+    )
+    same = compare_models(("runs/jan", "runs/feb"), (first, first), truth)
+    assert same.answer().count("no difference is shown") == 2
+
+
+def test_people_with_many_records_are_drawn_whole():
+    """Each person's records twice over say no more than once: the interval stays as wide."""
+    first, second, truth = made_up(people=500)
+    alone = compare_models(("a", "b"), (first, second), truth)
+    twice = compare_models(
+        ("a", "b"),
+        (np.repeat(first, 2, 0), np.repeat(second, 2, 0)),
+        np.repeat(truth, 2),
+        people=np.repeat(np.arange(500), 2),
+    )
+    assert twice.groups[0].people == 500
+    for one, other in zip(alone.groups[0].figures, twice.groups[0].figures, strict=True):
+        assert other.high - other.low == pytest.approx(one.high - one.low, rel=1e-6)
+
+
+def test_groups_are_classes_tiers_and_subgroups_of_ten_or_more():
+    first, second, truth = made_up(people=100)
+    made = compare_models(
+        ("a", "b"),
+        (first, second),
+        truth,
+        groups={"tier": ["1"] * 60 + ["2"] * 40, "sex": ["f"] * 95 + ["m"] * 5},
+        class_names=("no", "yes"),
+    )
+    assert [(g.kind, g.name) for g in made.groups] == [
+        ("all", "all"),
+        ("class", "no"),
+        ("class", "yes"),
+        ("tier", "1"),
+        ("tier", "2"),
+        ("sex", "f"),
+    ]
+    recall = made.groups[1].figures[0]
+    assert recall.first == pytest.approx((first.argmax(1) == 0)[truth == 0].mean())
+    assert made.to_dict()["groups"][0]["figures"][0]["name"] == "accuracy"
+
+
+def test_other_numbers_of_records_are_refused():
+    first, second, truth = made_up(people=20)
+    with pytest.raises(PdpsgdError, match="Expected finite outputs for all 20"):
+        compare_models(("a", "b"), (first, second[:-1]), truth)
