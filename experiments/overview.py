@@ -68,7 +68,7 @@ further apart it is another row: see [IDP-SGD's benchmark](idp-benchmark.md), an
 | [filter](filter.md) | individual filters beside `pdp-sgd-exact`, at equal compute |
 | [least-squares](least-squares.md) | personal least squares, with nothing tuned |
 | [fairness](fairness.md) | by tier and class where strictness goes with a class, and what remedies cost |
-| [probabilities](probabilities.md) | log loss and calibration: averaged weights, calibration with and without other people (`python -m experiments.probabilities`) |
+| [probabilities](probabilities.md) | log loss: averaged weights, calibration (`experiments.probabilities`) |
 | [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus (`bench/steps.py`) |
 | [search](search.md) | every trial of the hyper-parameter search |
 | [figures](figures.md) | distributions of budgets; budgets left and chances round by round; sweeps |
