@@ -300,3 +300,18 @@ def test_budgets_in_another_order_than_the_levels_find_their_own_level(private, 
     inputs, _ = helpers.data(40)
     batch, _ = next(iter(run.loader))
     assert sorted(batch.tolist()) == sorted(inputs[budgets.epsilon[order] == 2.0].tolist())
+
+
+def test_a_module_in_shards_is_refused(private, tmp_path):
+    """FSDP2 averages gradients over ranks as they arise, before anybody could clip them."""
+    from torch.distributed.fsdp import fully_shard
+
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        with pytest.raises(PdpsgdError, match=r"0\.weight in shards"):
+            private(module=fully_shard(module, mesh=mesh))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -346,6 +350,51 @@ def test_three_lines_make_a_plain_loop_private(records, make, budgets, tmp_path)
         optimizer.step()
     assert engine.steps_left == 0
     assert not same(before, weights(model))
+
+
+# --- many processes -----------------------------------------------------------------------------------------
+
+
+def test_two_ranks_of_torchrun_train_adapters_as_one_process_does(tmp_path):
+    """Everybody is in every step, and noise comes from one key: two ranks end where one does, so it enters once."""
+    pytest.importorskip("peft")
+    script = Path(__file__).with_name("trainer_on_ranks.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(port),
+    ]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert one["weights"] == other["weights"]
+    assert one["ranks"] == 2
+    assert min(one["people"], other["people"]) > 0
+    assert set(one["changed"]) <= set(one["weights"])  # the base is as it was, on every rank
+    assert one["changed"] == other["changed"]
+
+    spec = importlib.util.spec_from_file_location("trainer_on_ranks", script)
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    alone = worker.train(tmp_path / "alone", per_device=worker.PEOPLE)
+    assert one["people"] + other["people"] == alone["people"]
+    for name, values in alone["weights"].items():
+        torch.testing.assert_close(
+            torch.tensor(one["weights"][name]), torch.tensor(values), rtol=1e-4, atol=1e-5
+        )
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

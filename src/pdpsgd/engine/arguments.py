@@ -46,6 +46,15 @@ def check_module(module: nn.Module) -> None:
             "Under torchrun the ranks are joined by pdpsgd itself, because gradients must be clipped before "
             "they are added up."
         )
+    # A DTensor has a mesh of devices; importing its class would take a third of a second.
+    named = module.named_parameters()
+    sharded = next((name for name, parameter in named if hasattr(parameter, "device_mesh")), None)
+    if sharded is not None:
+        fail(
+            f"Expected parameters that every rank holds as a whole. Got {sharded} in shards (fully_shard, FSDP2): it "
+            "averages gradients over ranks before they are clipped. Leave the module as it was; under torchrun the "
+            "ranks are joined by pdpsgd itself, and adapters (LoRA) keep what is trained small."
+        )
     compiled = next((name for name, child in module.named_modules() if is_compiled(child)), None)
     if compiled is not None:
         fail(
