@@ -64,7 +64,8 @@ def test_fit_takes_from_a_preset_what_it_is_not_told() -> None:
     assert (result.plan.steps, result.plan.max_grad_norm) == (3, preset("mnist").max_grad_norm)
     assert result.settings["learning_rate"] == preset("mnist").learning_rate
     plain = fit(digits_network(), data, [1.0] * 200, **given)
-    assert (plain.plan.max_grad_norm, plain.settings["learning_rate"]) == (1.0, 1.0)
+    assert plain.plan.max_grad_norm == 1.0
+    assert plain.settings["learning_rate"] != preset("mnist").learning_rate  # by the plan's noise
 
 
 def test_a_preset_s_learning_rate_is_not_used_at_another_clipping_norm() -> None:

@@ -170,7 +170,7 @@ def test_a_half_finished_search_leaves_the_page_whole(tmp_path: Path) -> None:
     best = {s.system: s for s in network_settings("mnist", search) if s.recipe.views > 1}
     record.add(made_up(best["pdp-sgd-exact"], 0, 0.97))
     record.add(made_up(best["dp-sgd"], 0, 0.96))
-    assert "| 600 | 1024 | 97.00 (1) | 96.00 (1) | +1.00 |" in networks(search, record).markdown
+    assert "| 600 | 1024 | 0.916 | 97.00 (1) | 96.00 (1) | +1.00 |" in networks(search, record).markdown
 
 
 def test_a_sound_plan_has_one_reading() -> None:
