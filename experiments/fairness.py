@@ -227,11 +227,12 @@ correction is uniform DP-SGD (gamma 0), at the strictest budget for all, and eve
 - *`dp-sgd-exclude`* leaves out those below the threshold with the most signal: here all people of the two classes.
   What nobody shows the model it never says.
 
-What came out, one seed each. Leaving the strict out loses two classes altogether, whatever the overall figure says.
-Personalized training alone gets least of the strict classes right. Adjusted logits bring back some of that and cost
-the others little, by noisy counts as well as by what is known. Where budgets are a factor of three apart, uniform
-DP-SGD does best overall, gamma 0.5 next to it: the influence that personalization adds is not what is missing. Where
-they are a factor of ten apart, uniform DP-SGD costs everybody, and gamma 0.5 or adjusted logits do best.
+What came out, one seed each, so that a few tenths of a point tell nothing. Leaving the strict out loses two classes
+altogether. Of the others, personalized training alone gets least of the strict classes right. Adjusted logits bring
+back part of that and cost the others little, by noisy counts as much as by what is known. Where budgets are a factor
+of three apart, uniform DP-SGD and gamma 0.5 do best overall: what personalization adds for the others is worth less
+than what the strict classes lose. Where they are a factor of ten apart, uniform DP-SGD costs the others most, and
+gamma 0.5 or gamma 1, both with adjusted logits, do best overall.
 
 What this cannot repair: an adjustment gives a class its share of the answers back, not what training did not see of
 it; where classes are hard to tell apart it moves errors from one to the other. And budgets are public: where they go
