@@ -15,7 +15,7 @@
 | `cells`, `pages`, `tables`, `figures`, `figures_page`, `overview` | pages made from records |
 | `as_published_page`, `reasons` | the page of table 1 as published, and why its figures are not the printed ones |
 | `many_records` | how many records of a person should take part: mails by senders, a study of its own |
-| `advice`, `advice_sets`, `advice_start` | the runs behind the rules of `pdpsgd advise`, and the public sets that they are on |
+| `advice`, `advice_sets`, `advice_start` | the runs behind `pdpsgd advise`, and their public sets |
 | `probabilities` | what makes probabilities better: averaged weights, and calibration with and without other people |
 | `table_3` | Individualized PATE beside `pdp-sgd-exact`, with linear models |
 | `filters` | individual filters beside `pdp-sgd-exact`, at equal compute |
