@@ -39,10 +39,11 @@ class Source:
         return f"{self.name}, row {index + self.first_row}"
 
 
-def open_table(table: Any) -> tuple[Frame, Source]:
+def open_table(table: Any, names: Sequence[str] | None = None) -> tuple[Frame, Source]:
     """Open a pandas or polars frame, or from the path of a `.csv` or `.parquet` file.
 
-    Rows of a CSV file are counted as an editor counts lines: the header is line 1.
+    Rows of a CSV file are counted as an editor counts lines: the header is line 1. Of a Parquet file only the columns
+    with these `names` are read, where they are given and all there.
     """
     if not isinstance(table, (str, Path)):
         try:
@@ -54,10 +55,20 @@ def open_table(table: Any) -> tuple[Frame, Source]:
     path = Path(table)
     is_csv = _check_is_table(path)
     if not is_csv:
-        return nw.from_native(_read_parquet(path), eager_only=True), Source(path.name)
+        return nw.from_native(_read_parquet(path, names), eager_only=True), Source(path.name)
     how = csv_format(path)
     source = Source(path.name, first_row=2, remark=how.remark(path.name))
     return nw.from_native(_read_csv(path, how), eager_only=True), source
+
+
+def has_column(path: Path, name: str) -> bool:
+    """Tell whether a table has a column of this name, of a Parquet file from its head alone."""
+    import polars
+
+    if _check_is_table(path):
+        return name in open_table(path)[0].columns
+    _check_parquet(path)
+    return name in _read(polars.read_parquet_schema, path, "a Parquet file")
 
 
 def count_rows(path: Path) -> int:
@@ -183,12 +194,13 @@ def _check_parquet(path: Path) -> None:
         fail(f"Expected a Parquet file at {str(path)!r}. Got something else: it does not begin with PAR1.")
 
 
-def _read_parquet(path: Path) -> Any:
+def _read_parquet(path: Path, names: Sequence[str] | None) -> Any:
     import polars
 
     _check_parquet(path)
-
-    return _read(polars.read_parquet, path, "a Parquet file", glob=False)
+    known = _read(polars.read_parquet_schema, path, "a Parquet file")
+    columns = list(names) if names is not None and all(name in known for name in names) else None
+    return _read(polars.read_parquet, path, "a Parquet file", glob=False, columns=columns)
 
 
 def _read(reader: Callable[..., Any], path: Path, what: str, **options: Any) -> Any:
@@ -221,7 +233,7 @@ def read_columns(
     Raises:
         PdpsgdError: A column or a value is missing.
     """
-    frame, source = open_table(table)
+    frame, source = open_table(table, names)
     for name in names:
         if name not in frame.columns:
             close = get_close_matches(name.lower(), [known.lower() for known in frame.columns], n=1)

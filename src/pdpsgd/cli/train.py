@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from pdpsgd._cache import cache_place
 from pdpsgd.cli import shared
 from pdpsgd.cli.like import Like, command_record, differences
 from pdpsgd.cli.option_parameters import with_options
@@ -120,6 +121,10 @@ def train(
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
     inputs = with_embeddings(inputs, records, screen)
+    if inputs.mapped:
+        screen.say(
+            f"{data} is large: its encoded rows are in a file without a name in {cache_place()}, not in memory."
+        )
     for note in inputs.notes:
         screen.say(f"Note: {note}")
     place, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)

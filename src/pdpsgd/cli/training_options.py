@@ -279,9 +279,9 @@ def _has_budgets(source: str, whose: ListOptions) -> bool:
 
 
 def _has_column(table: Path, name: str) -> bool:
-    from pdpsgd.budgets.readers import open_table
+    from pdpsgd.budgets.readers import has_column
 
-    return name in open_table(table)[0].columns
+    return has_column(table, name)
 
 
 def _tiers_of_records(tested: Budgets, data: PeopleData) -> list[str]:

@@ -51,6 +51,8 @@ class PeopleData:
     learned_from_data: bool = False
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     texts: tuple[str, ...] = ()
+    mapped: bool = False
+    """Whether records lie in a file, since they are too many for memory (`data.lazy_table`)."""
 
     @property
     def label_range(self) -> tuple[float, float] | None:
@@ -200,6 +202,8 @@ def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleDa
     Raises:
         PdpsgdError: If the data has test people already, or the share leaves nobody on one side.
     """
+    from pdpsgd.data.lazy_table import taken
+
     if data.test_inputs is not None:
         fail("Expected data without test people, to hold some out. This data has its own.")
     staying, aside = part_list(budgets, share)
@@ -208,8 +212,8 @@ def hold_out(data: PeopleData, budgets: Budgets, share: float) -> tuple[PeopleDa
     note = "Some people were set aside, by their ids, to test on: nothing is promised to them."
     parted = replace(
         data,
-        inputs=data.inputs[train],
-        targets=data.targets[train],
+        inputs=taken(data.inputs, train, mapped=data.mapped),
+        targets=taken(data.targets, train, mapped=data.mapped),
         ids=data.ids[train],
         test_inputs=data.inputs[test],
         test_targets=data.targets[test],
@@ -233,12 +237,13 @@ def part_list(budgets: Budgets, share: float) -> tuple[Budgets, Budgets]:
         PdpsgdError: If the share leaves nobody on one side.
     """
     check_probability(test_share=share)
-    numbers = [
-        int.from_bytes(hashlib.sha256(f"test {name}".encode()).digest()[:8], "big")
-        for name in budgets.ids.tolist()
-    ]
+    parts = (budgets.ids[start : start + 2**16].tolist() for start in range(0, len(budgets), 2**16))
+    digests = (hashlib.sha256(f"test {name}".encode()).digest() for part in parts for name in part)
+    numbers = np.fromiter(
+        (int.from_bytes(digest[:8], "big") for digest in digests), dtype=np.uint64, count=len(budgets)
+    )
     usable = (budgets.epsilon > 0) & (budgets.delta > 0)
-    below = np.array(numbers, dtype=np.uint64) < np.uint64(min(2**64 - 1, int(share * 2**64)))
+    below = numbers < np.uint64(min(2**64 - 1, int(share * 2**64)))
     aside = below & usable
     if not aside.any() or not (usable & ~aside).any():
         fail(
@@ -317,6 +322,7 @@ def _table(
     one_row_per_person: bool,
     repeated_ids: bool,
 ) -> PeopleData:
+    from pdpsgd.data.lazy_table import encode_lazily, is_large
     from pdpsgd.data.tabular import encode
     from pdpsgd.data.text import read_texts, text_column
 
@@ -327,14 +333,15 @@ def _table(
             "say so with --one-row-per-person (one_row_per_person=True)."
         )
     options: dict[str, Any] = {"leave_out": leave_out, "repeated_ids": repeated_ids}
-    encoded = encode(path, declared, **options)
+    lazily = text_column(declared) is None and is_large(path, declared)
+    encoded = (encode_lazily if lazily else encode)(path, declared, **options)
     test = None if test_file is None else _test_people(test_file, declared, options)
     named = test is not None and test.named
     notes = (
         encoded.notes if named or test is None or declared.id_column is None else (*encoded.notes, UNCHECKED)
     )
     if test is not None and named:
-        both = set(encoded.ids.tolist()) & set(test.ids.tolist())
+        both = encoded.ids[np.isin(encoded.ids, test.ids)].tolist()
         if both:
             fail(
                 f"Expected test people who are not trained on. Got {min(both, key=str)!r} in {path.name} "
@@ -359,6 +366,7 @@ def _table(
         named=declared.id_column is not None,
         learned_from_data=not declared.confirmed,
         preprocessing=Preprocessing("table", schema=declared),
+        mapped=encoded.mapped,
     )
 
 

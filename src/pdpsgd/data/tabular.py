@@ -58,6 +58,8 @@ class TabularData:
     feature_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
     named: bool = True
+    mapped: bool = False
+    """Whether the tensors lie in a file (`data.lazy_table`)."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -84,21 +86,15 @@ def encode(
     import torch
 
     frame, source = open_table(table)
-    for name in leave_out:
-        if name in schema.features:
-            fail(
-                f"Expected the schema to ignore column {name!r}, which holds budgets. It is a feature there."
-            )
+    check_left_out(schema, leave_out)
     return TabularData(
         inputs=torch.from_numpy(encode_features(frame, schema, source)),
         targets=torch.from_numpy(encode_label(frame, schema, source)),
         ids=_ids(frame, schema, source, people, repeated_ids=repeated_ids),
         classes=schema.classes,
-        feature_names=tuple(
-            label for name in schema.features for label in _names(name, schema.columns[name])
-        ),
+        feature_names=feature_names(schema),
         named=schema.id_column is not None,
-        notes=(*([] if source.remark is None else [source.remark]), *_notes(frame, schema, leave_out)),
+        notes=(*([] if source.remark is None else [source.remark]), *notes_on(frame, schema, leave_out)),
     )
 
 
@@ -182,22 +178,62 @@ def encode_label(
     return targets
 
 
+def check_left_out(schema: Schema, leave_out: Collection[str]) -> None:
+    """Refuse a schema in which a column of budgets is a feature."""
+    for name in leave_out:
+        if name in schema.features:
+            fail(
+                f"Expected the schema to ignore column {name!r}, which holds budgets. It is a feature there."
+            )
+
+
+def feature_names(schema: Schema) -> tuple[str, ...]:
+    """Name the inputs of an encoded row, in order."""
+    return tuple(label for name in schema.features for label in _names(name, schema.columns[name]))
+
+
 def _ids(
     frame: Frame, schema: Schema, source: Source, people: npt.ArrayLike | None, *, repeated_ids: bool
 ) -> npt.NDArray[Any]:
-    if schema.id_column is None:
-        ids: npt.NDArray[Any] = np.arange(len(frame))
-    else:
-        _require(frame, schema.id_column, source)
-        ids = frame[schema.id_column].to_numpy()
-        for index, person in enumerate(cells(frame[schema.id_column])):
-            if person is None:
-                fail(f"Expected an id in column {schema.id_column!r} of {source.row(index)}. It is missing.")
-            if not isinstance(person, Hashable):
-                fail(
-                    f"Expected a whole number or text in column {schema.id_column!r} of {source.row(index)}, to know "
-                    f"the person by. Got {shown(person)}."
-                )
+    ids = np.arange(len(frame)) if schema.id_column is None else raw_ids(frame, schema, source)
+    check_ids(ids, source, people=people, repeated_ids=repeated_ids)
+    return ids
+
+
+def raw_ids(frame: Frame, schema: Schema, source: Source) -> npt.NDArray[Any]:
+    """Return the id column; a missing id, or something that nobody can be known by, is refused with its row."""
+    assert schema.id_column is not None
+    _require(frame, schema.id_column, source)
+    series = frame[schema.id_column]
+    if series.dtype.is_integer() and not series.is_null().any():
+        return series.to_numpy()
+    for index, person in enumerate(cells(series)):
+        if person is None:
+            fail(f"Expected an id in column {schema.id_column!r} of {source.row(index)}. It is missing.")
+        if not isinstance(person, Hashable):
+            fail(
+                f"Expected a whole number or text in column {schema.id_column!r} of {source.row(index)}, to know "
+                f"the person by. Got {shown(person)}."
+            )
+    return series.to_numpy()
+
+
+def check_ids(
+    ids: npt.NDArray[Any], source: Source, *, people: npt.ArrayLike | None, repeated_ids: bool
+) -> None:
+    """Refuse ids that occur twice, unless people may have several rows, and people who are not on a list.
+
+    Args:
+        ids: The person of each row.
+        source: Where the rows are from.
+        people: The list, if there is one.
+        repeated_ids: Whether a person may have several rows.
+
+    Raises:
+        PdpsgdError: With the rows.
+    """
+    if people is None and (repeated_ids or _all_different(ids)):
+        return
     listed = None if people is None else set(np.asarray(people).tolist())
     first_row: dict[Any, int] = {}
     for index, person in enumerate(ids.tolist()):
@@ -209,7 +245,11 @@ def _ids(
         if listed is not None and person not in listed:
             fail(f"Expected every record's person to be on the list. Got {person!r} in {source.row(index)}.")
         first_row.setdefault(person, index)
-    return ids
+
+
+def _all_different(ids: npt.NDArray[Any]) -> bool:
+    """Tell whether millions of whole numbers are all different, without an object for each."""
+    return ids.dtype.kind in "iu" and np.unique(ids).size == ids.size
 
 
 def _require(frame: Frame, name: str, source: Source) -> None:
@@ -224,7 +264,8 @@ def _names(name: str, column: Column) -> tuple[str, ...]:
     return (name,)
 
 
-def _notes(frame: Frame, schema: Schema, leave_out: Collection[str]) -> tuple[str, ...]:
+def notes_on(frame: Frame, schema: Schema, leave_out: Collection[str]) -> tuple[str, ...]:
+    """Say what a reader of any result must be told: what was read from the data, and which columns are left out."""
     known = {schema.label, schema.id_column, *schema.columns, *leave_out}
     unknown = [name for name in frame.columns if name not in known]
     notes = [] if schema.confirmed else [NOT_PRIVATE]

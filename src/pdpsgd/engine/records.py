@@ -312,6 +312,10 @@ def _persons_of_records(people: int, records: int, ids: IdArray | None, record_i
     if len(record_ids) != records:
         fail(f"Expected one id for each of the {records} records. Got {len(record_ids)}.")
     names = np.arange(people) if ids is None else np.asarray(ids)
+    if names.dtype.kind == record_ids.dtype.kind and names.dtype.kind in "iuU":
+        result = _places_of(record_ids, names)
+        if result is not None:
+            return result
     person_of_id = {name: person for person, name in enumerate(names.tolist())}
     result = np.empty(records, dtype=np.int64)
     for record, name in enumerate(record_ids.tolist()):
@@ -325,9 +329,22 @@ def _persons_of_records(people: int, records: int, ids: IdArray | None, record_i
     return result
 
 
+def _places_of(wanted: IdArray, names: IdArray) -> IntArray | None:
+    """Look up millions of ids without an object for each; None if one is not there."""
+    if names.shape == wanted.shape and (names == wanted).all():
+        return np.arange(names.size, dtype=np.int64)
+    order = np.argsort(names, kind="stable")
+    places = np.minimum(np.searchsorted(names, wanted, sorter=order), names.size - 1)
+    found = order[places]
+    return found if (names[found] == wanted).all() else None
+
+
 def _one_each(people: int, persons: IntArray, record_ids: IdArray) -> IntArray:
     """Turn the person of each record into the record of each person, who must not have two."""
     result = np.full(people, NO_RECORD, dtype=np.int64)
+    if not persons.size or np.bincount(persons, minlength=people).max() == 1:
+        result[persons] = np.arange(persons.size)
+        return result
     for record, person in enumerate(persons.tolist()):
         if result[person] != NO_RECORD:
             fail(

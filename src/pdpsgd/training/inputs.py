@@ -51,6 +51,8 @@ class TrainingInputs:
     features: str | None = None
     shape: tuple[int, ...] | None = None
     """The shape of one record before features were made of it."""
+    mapped: bool = False
+    """Whether records lie in a file, since they are too many for memory."""
     task: str = "classification"
     label_range: tuple[float, float] | None = None
     """The public range of a label that is a number; targets are then from -1 to 1."""
@@ -77,6 +79,7 @@ class TrainingInputs:
             shape=data.input_shape,
             task="classification" if data.label_range is None else "regression",
             label_range=data.label_range,
+            mapped=data.mapped,
         )
 
     @property
