@@ -55,6 +55,7 @@ from pdpsgd.training.lock import locked
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from pdpsgd._typing import IntArray
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.data.schema import Schema
     from pdpsgd.planning.plans import Plan
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 PUBLIC, PEOPLE, PRIVATE = "public", "people", "private"
 OF_0_1 = ("result.json", "checkpoint.safetensors", "plan.json", "SENSITIVE-do-not-publish-plan.json")
 """Files that version 0.1 left beside each other."""
+AT_ONCE = 2**16
+"""People whose promises are written together."""
 
 
 class RunFolder:
@@ -230,27 +233,12 @@ class RunFolder:
         if (
             plan.ledger is not None and plan.roster is not None
         ):  # budgets are over all runs, levels of this one
-            levels = match_ids(plan.roster, budgets).tolist()
+            levels = match_ids(plan.roster, budgets)
         else:
-            levels = plan.level_of_person(budgets).tolist()
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(("id", "asked_epsilon", "asked_delta", "proven_epsilon", "proven_delta", "level"))
-        proven = [(level.proven_epsilon, level.delta) for level in plan.levels]
-        rows.writerows(
-            (
-                name,
-                _number(epsilon),
-                _number(delta),
-                _number(proven[level][0]),
-                _number(proven[level][1]),
-                level,
-            )
-            for name, epsilon, delta, level in zip(
-                budgets.ids.tolist(), budgets.epsilon.tolist(), budgets.delta.tolist(), levels, strict=True
-            )
+            levels = plan.level_of_person(budgets)
+        write_atomically(
+            self._place("promises.csv", plan, folder=PEOPLE), _promise_lines(plan, budgets, levels)
         )
-        write_atomically(self._place("promises.csv", plan, folder=PEOPLE), text.getvalue())
 
     def write_model(
         self,
@@ -416,18 +404,34 @@ def without_people(plan: Plan) -> Plan:
     return replace(plan, roster=None, stated_people=plan.people_digest)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def _promise_lines(plan: Plan, budgets: Budgets, levels: IntArray) -> Iterator[str]:
+    """Yield the lines of `promises.csv`, some at a time: there may be millions."""
+    proven = [tuple(map(_number, (level.proven_epsilon, level.delta))) for level in plan.levels]
+    yield "id,asked_epsilon,asked_delta,proven_epsilon,proven_delta,level\n"
+    for start in range(0, len(budgets), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        columns = (each[part].tolist() for each in (budgets.ids, budgets.epsilon, budgets.delta, levels))
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(
+            (name, _number(epsilon), _number(delta), *proven[level], level)
+            for name, epsilon, delta, level in zip(*columns, strict=True)
+        )
+        yield text.getvalue()
+
+
+def write_atomically(path: Path, content: str | bytes | Iterator[str]) -> None:
     """Write a file whole or not at all: complete it beside the old one, then let it take the name."""
-    data = content.encode() if isinstance(content, str) else content
+    parts: Iterable[str | bytes] = (content,) if isinstance(content, (str, bytes)) else content
+    data = (part.encode() if isinstance(part, str) else part for part in parts)
     if path.is_dir() or not path.name:
         fail(f"Expected a file to write. Got {str(path)!r}, which is a folder.")
     if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced by a file
-        path.write_bytes(data)
+        path.write_bytes(b"".join(data))
         return
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(beside, "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
