@@ -247,8 +247,9 @@ def _tried_for_fashion(search: Record) -> list[str]:
         "images of random processes (`experiments/random_processes.py`: shapes and stripes, no person's data). "
         "*normalized*: random weights, scaled layer by layer so that every unit has mean 0 and deviation 1 on such "
         "images; *processes*: first trained on them to tell apart views of different ones. Accuracy on 5,000 "
-        f"held-out training people, one seed: {'; '.join(texts)}. A start by generated images makes up for few steps, "
-        "and is worth nothing at the preset's. The presets keep random weights.",
+        f"held-out training people, one seed: {'; '.join(texts)}. A start by generated images makes up for few steps; "
+        "at the preset's it moves less than the half point by which such an accuracy is uncertain. The presets keep "
+        "random weights.",
     ]
 
 
