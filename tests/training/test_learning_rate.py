@@ -59,3 +59,9 @@ def test_a_list_of_sixty_people_is_trained_on_with_the_defaults():
     result = pdpsgd.fit(nn.Linear(3, 2), (inputs, (inputs[:, 0] > 0).long()), budgets, progress=False)
     assert result.plan.rounds[0].expected_batch_size < 60
     assert max(result.plan.rounds[0].sample_rates) > 0.9  # nearly everybody who allows most, at every step
+
+
+def test_a_run_that_starts_from_an_earlier_model_takes_a_quarter_of_the_learning_rate(records, tmp_path):
+    first = fit(records, steps=60, run_folder=tmp_path / "first")
+    again = fit(records, steps=60, start=tmp_path / "first")
+    assert again.settings["learning_rate"] == pytest.approx(first.settings["learning_rate"] / 4, rel=0.06)

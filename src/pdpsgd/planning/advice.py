@@ -29,6 +29,8 @@ TRAVEL, TRAVEL_POWER, LONGEST_TRAVEL = 20.0, 0.75, 1600.0
 """Clipping norm times the sum of learning rates, at a signal-to-noise ratio of r: TRAVEL * r^TRAVEL_POWER, limited."""
 LARGEST_STEP = 2 * LONGEST_TRAVEL / STEPS
 """Clipping norm times learning rate, however few the steps are: the largest that was tried."""
+AFTER_A_START = 0.25
+"""Share of the learning rate for a run that starts from an earlier model (docs/results/advice.md)."""
 FEW_STEPS = 50
 """With fewer steps no learning rate is doubted: the rule was calibrated at 300."""
 FAR_OFF = 5.0
@@ -123,7 +125,14 @@ def choose_setting(
     return Setting(batch_size=batch, steps=taken, max_grad_norm=max_grad_norm)
 
 
-def rate_for(made: Plan, parameters: int, *, schedule: str = "cosine", momentum: float = 0.0) -> float:
+def rate_for(
+    made: Plan,
+    parameters: int,
+    *,
+    schedule: str = "cosine",
+    momentum: float = 0.0,
+    started: bool = False,
+) -> float:
     """Compute the learning rate of SGD that goes with a plan, to two digits.
 
     The more signal there is for the noise, the further weights may travel: with gradients clipped to C, the sum of all
@@ -135,13 +144,14 @@ def rate_for(made: Plan, parameters: int, *, schedule: str = "cosine", momentum:
         parameters: The number of parameters of the network.
         schedule: The name of the learning rate schedule.
         momentum: Momentum of SGD.
+        started: Whether the first weights are those of an earlier model for the same task.
 
     Returns:
         The learning rate at the beginning of the schedule.
     """
     rates = MEAN_OF_SCHEDULE.get(schedule, 0.5) * _steps_of_a_model(made) * made.max_grad_norm
     rate = min(_travel(signal_to_noise(made, parameters)) / rates, LARGEST_STEP / made.max_grad_norm)
-    rate *= 1 - min(momentum, 0.99)
+    rate *= (1 - min(momentum, 0.99)) * (AFTER_A_START if started else 1.0)
     return float(f"{rate:.2g}")
 
 
@@ -159,7 +169,13 @@ def _travel(ratio: float) -> float:
 
 
 def doubt_about_rate(
-    made: Plan, parameters: int, rate: float, *, schedule: str = "cosine", momentum: float = 0.0
+    made: Plan,
+    parameters: int,
+    rate: float,
+    *,
+    schedule: str = "cosine",
+    momentum: float = 0.0,
+    started: bool = False,
 ) -> str | None:
     """Say that a learning rate, with this momentum, is far from what the plan's noise calls for; None if it is not.
 
@@ -169,11 +185,12 @@ def doubt_about_rate(
         rate: The learning rate of SGD that was chosen.
         schedule: The name of its schedule.
         momentum: Momentum that was chosen.
+        started: Whether the first weights are those of an earlier model.
 
     Returns:
         A sentence with the learning rate to try instead, or None.
     """
-    by_rule = rate_for(made, parameters, schedule=schedule, momentum=momentum)
+    by_rule = rate_for(made, parameters, schedule=schedule, momentum=momentum, started=started)
     if made.steps < FEW_STEPS or by_rule / FAR_OFF < rate < by_rule * FAR_OFF:
         return None
     ratio = signal_to_noise(made, parameters)
@@ -204,6 +221,7 @@ class Expectation:
 
 LOST = ((3.0, 5.6, 15.6), (10.0, 3.2, 5.6), (30.0, 1.5, 5.0), (100.0, 0.7, 1.5), (300.0, 0.4, 5.6))
 """Signal-to-noise ratio, usual loss in points, loss that nine of ten stayed below (docs/results/advice.md)."""
+SMALLEST_SEEN = 1.5
 TOO_NOISY = 1.0
 ENOUGH = 3.0
 
@@ -247,7 +265,7 @@ class Advice:
 
     def reasons(self) -> list[str]:
         """Say why this setting, what to expect of it, and whether personalization is worth it here."""
-        return [_why(self), _what_to_expect(self), _worth(self), *_if_too_noisy(self)]
+        return [_why(self), _if_started(self), _what_to_expect(self), _worth(self), *_if_too_noisy(self)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as plain data."""
@@ -371,8 +389,23 @@ def _why(advice: Advice) -> str:
     )
 
 
+def _if_started(advice: Advice) -> str:
+    rate = float(f"{AFTER_A_START * (advice.recommended.learning_rate or 0.0):.2g}")
+    return (
+        f"For a run that starts from last month's model (--start), a quarter of that learning rate, {rate:g}, did "
+        f"best or "
+        "nearly so on public data; train takes it by itself."
+    )
+
+
 def _what_to_expect(advice: Advice) -> str:
     ratio, loss = advice.best.signal_to_noise, expected_loss(advice.best.signal_to_noise)
+    if ratio < SMALLEST_SEEN:
+        return (
+            f"The signal-to-noise ratio is {ratio:.2g}, less than that of any public set that was tried: more is "
+            f"lost than "
+            f"the {loss.usual:.1f} points of accuracy that are usual at {LOST[0][0]:g}."
+        )
     return (
         f"The signal-to-noise ratio is {ratio:.3g}. Public data sets at that ratio lost about {loss.usual:.1f} points "
         f"of accuracy against the same network without privacy, nine of ten at most {loss.at_worst:.1f}."
@@ -387,6 +420,8 @@ def _worth(advice: Advice) -> str:
         return "Personalization changes nothing here: these budgets are (nearly) alike, and uniform DP-SGD is as good."
     said = {"dp-sgd": "uniform DP-SGD", "dp-sgd-exclude": "leaving the strictest people out"}[other.mechanism]
     times = best.signal_to_noise / other.signal_to_noise
+    if best.signal_to_noise < ENOUGH:
+        return f"Personalization has {times:.2g} times the signal of {said}, and there is little either way."
     if most < 0.5:
         return (
             f"Personalization has {times:.2g} times the signal of {said}, but there is signal enough either way: "

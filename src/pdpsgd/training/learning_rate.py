@@ -37,13 +37,14 @@ def with_learning_rate(options: TrainingOptions, plan: Plan, model: nn.Module) -
             options if options.learning_rate is not None else options.with_defaults(learning_rate=OF_OTHERS)
         )
     schedule, momentum, parameters = name_of(options.schedule), options.momentum, count_parameters(model)
+    started = options.start is not None
     if options.learning_rate is None:
         return options.with_defaults(
-            learning_rate=rate_for(plan, parameters, schedule=schedule, momentum=momentum)
+            learning_rate=rate_for(plan, parameters, schedule=schedule, momentum=momentum, started=started)
         )
     if options.preset is None and options.said("learning_rate"):
         doubt = doubt_about_rate(
-            plan, parameters, options.learning_rate, schedule=schedule, momentum=momentum
+            plan, parameters, options.learning_rate, schedule=schedule, momentum=momentum, started=started
         )
         if doubt is not None:
             warn(doubt)
