@@ -20,6 +20,7 @@ from pdpsgd.cli.own_ledger import (
     open_or_create,
     settle_folder,
 )
+from pdpsgd.cli.rehearsal import check_rehearsal
 from pdpsgd.cli.shared import HistoryOptions, option
 from pdpsgd.cli.training_options import (
     LORA_DEFAULTS,
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 PlanFile = Annotated[
     Path | None, option("--plan", help="ready plan (JSON) to train by", panel=PLAN, show_default=False)
 ]
+Rehearse = Annotated[
+    bool,
+    option("--rehearse", help="rehearsal on made-up rows: no record is read, nothing spent", panel=OUTPUT),
+]
 Report = Annotated[
     bool, option("--report/--no-report", help="report page in the output folder", panel=OUTPUT)
 ]
@@ -73,6 +78,7 @@ def train(
     quiet: shared.Quiet = False,
     config: shared.Config = None,
     like: Like = None,
+    rehearse: Rehearse = False,
 ) -> None:
     """Train a model that gives every person the privacy they asked for.
 
@@ -91,6 +97,7 @@ def train(
       pdpsgd train people.csv --label income --id-column person --history runs/first
       pdpsgd train february.csv --schema runs/jan/public/schema.toml --start runs/jan
       pdpsgd train february.csv --like runs/jan --start runs/jan
+      pdpsgd train people.csv --schema schema.toml --steps 500 --rehearse
       pdpsgd train mails.csv --label kind --id-column sender --records-per-person 4 --test-share 0.2
       pdpsgd train mails.parquet --text text --label kind --id-column sender --records-per-person 4
       pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
@@ -102,6 +109,10 @@ def train(
     from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    if rehearse:
+        check_rehearsal(plan=plan, history=earlier.history, resume=options.resume)
+        _rehearse(data, records, people, options, ledger, screen, report=report)
+        return
     own_data = is_own_data(data)
     record = command_record(data, (records, people, options, earlier, ledger), versions())
     for sentence in () if like is None else differences(like, record):
@@ -147,6 +158,58 @@ def train(
 
         screen.say(f"Report:  {write_run_report(str(options.run_folder))}")
     screen.write_json(shared.dump({**result.to_dict(), "run_folder": str(options.run_folder)}))
+
+
+def _rehearse(
+    data: str,
+    records: DataOptions,
+    people: ListOptions,
+    options: CommandOptions,
+    ledger: TrainingLedger,
+    screen: shared.Screen,
+    *,
+    report: bool,
+) -> None:
+    """Do all of a run on made-up rows, in a folder of its own, and say what it takes; nothing is booked."""
+    from time import monotonic
+
+    from pdpsgd._cache import size_text
+    from pdpsgd.cli.rehearsal import NOTE, peak_memory, rehearsed_inputs
+    from pdpsgd.models.networks import count_parameters
+    from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
+
+    began = monotonic()
+    listed = None if ledger.no_ledger else ledger.listed
+    inputs = rehearsed_inputs(data, records, people, options, listed=listed)
+    screen.say(NOTE)
+    if options.run_folder is not None:
+        options = options.changed(run_folder=Path(f"{options.run_folder}-rehearsal"))
+    _check_folder(options, None)
+    stem = str(Path(data).with_name(f"{Path(data).stem}-rehearsal"))
+    options, claimed = _completed(options, None, inputs, stem, quiet=screen.quiet)
+    with claimed:
+        network = _network(inputs, options, screen)
+        if options.mechanism != LEAST_SQUARES:
+            options = options.with_defaults(parameters=count_parameters(network))
+        made = options.plan_or(None, inputs.budgets)
+        result = _fit(network, inputs, _with_evaluation(options, made), plan=made)
+    _show(result, screen, inputs.classes)
+    page = None
+    if report:
+        from pdpsgd.reporting import write_run_report
+
+        page = write_run_report(str(options.run_folder))
+        screen.say(f"Report:  {page} (as the page will look, on made-up rows)")
+    memory, seconds = peak_memory(), monotonic() - began
+    said = "" if memory is None else f", at most {size_text(memory)} of memory"
+    screen.say(
+        f"Rehearsed: {result.plan.steps:,} steps in {result.seconds:.1f} s, {seconds:.1f} s in all{said}. The plan is "
+        "for people's whole budgets: with a ledger the run takes a share of them, with more noise, in the same time."
+    )
+    figures = {"seconds": round(seconds, 1), "training_seconds": result.seconds, "peak_memory_bytes": memory}
+    screen.write_json(
+        shared.dump({**figures, "rehearsal": True, "report": None if page is None else str(page)})
+    )
 
 
 def _ledger_of(

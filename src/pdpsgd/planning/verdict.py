@@ -97,6 +97,7 @@ def verdict(
     schema_from_data: bool = False,
     start_not_for_release: str | None = None,
     ledger_off: bool = False,
+    rehearsal: bool = False,
     in_ledger: str | None = None,
     unseen_code: Sequence[str] = (),
     without_promise: int = 0,
@@ -116,6 +117,7 @@ def verdict(
         schema_from_data: ranges, categories or classes were learned from the private data.
         start_not_for_release: why the model that the first weights come from is not for release, if it is not.
         ledger_off: no ledger was kept where there should be one, so that the run is not counted later.
+        rehearsal: rows were made up; no record was read.
         in_ledger: id of the ledger that the run was entered in; a plan that comes from another one counts as off.
         unseen_code: what the guards could not see through, one short description each.
         without_promise: people outside the plan whose records are used all the same, such as test people.
@@ -129,6 +131,8 @@ def verdict(
         and "Samples and noise come from a seed or a key that was given: who knows it can subtract the noise.",
         "weak-generator": weak_generator is not None
         and f"Samples and noise come from {weak_generator}, which is not cryptographic: its output can be predicted.",
+        "rehearsal": rehearsal
+        and "This was a rehearsal on made-up rows: no record was read, and nobody was promised anything.",
         "test-double": test_double and "Noise was left out, recorded or injected, as in a test.",
         "schema-from-data": schema_from_data
         and "Ranges, categories or classes were learned from the private data, which nothing accounts for.",

@@ -76,7 +76,10 @@ def run_page(run: Run) -> str:
     if run.audit is not None:
         sections.insert(7, parts.Section("Audit", "What attacks could measure", *audit_parts(run.audit)))
     return parts.page(
-        title=f"Privacy report: {name}", kind="Training run", verdict=_verdict(run, check), sections=sections
+        title=f"Rehearsal on made-up rows: {name}" if _rehearsed(run) else f"Privacy report: {name}",
+        kind="Rehearsal: no record was read" if _rehearsed(run) else "Training run",
+        verdict=_verdict(run, check),
+        sections=sections,
     )
 
 
@@ -120,6 +123,11 @@ def _verdict(run: Run, check: Check) -> str:
 def _is_number(run: Run) -> bool:
     """Tell whether what is predicted is a number."""
     return run.evaluation.get("errors") is not None
+
+
+def _rehearsed(run: Run) -> bool:
+    """Tell whether rows were made up."""
+    return bool(run.settings.get("rehearsal"))
 
 
 def _many(run: Run) -> bool:

@@ -502,6 +502,7 @@ def _finish(
             without_promise=inputs.without_promise,
             unseen_code=unknown,
             ledger_off=inputs.ledger_off,
+            rehearsal=inputs.rehearsal,
             start_not_for_release=None if origin is None else origin.not_for_release,
         ),
         run_folder=None if folder is None else folder.path,

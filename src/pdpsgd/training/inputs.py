@@ -26,6 +26,7 @@ class TrainingInputs:
     `name`, `classes`, `notes` and `schema` are known where the records were read by `load_people`.
     `learned_from_data` says that ranges, categories or classes were, and `without_promise` counts test people who
     said what they allow and are promised nothing. `ledger_off` says that a ledger should be kept of them, and is not.
+    `rehearsal` says that records are made up.
     `calibration_data` are people outside the list, on whom probabilities are calibrated.
     Where records are `texts`, inputs are their numbers until `encoder` (its description) has read them.
     """
@@ -45,6 +46,7 @@ class TrainingInputs:
     learned_from_data: bool = False
     without_promise: int = 0
     ledger_off: bool = False
+    rehearsal: bool = False
     texts: tuple[str, ...] = ()
     encoder: Mapping[str, Any] | None = None
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
@@ -135,6 +137,7 @@ class TrainingInputs:
             "classes": list(self.classes),
             "notes": list(self.notes),
             **read_by,
+            **({"rehearsal": True} if self.rehearsal else {}),
         }
         if self.task == "regression":
             known |= {"task": self.task, "label": None if self.schema is None else self.schema.label}
