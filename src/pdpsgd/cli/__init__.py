@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from pdpsgd.cli.messages import messages_for_users, show_tracebacks
 from pdpsgd.errors import fail
 
-COMMANDS = ("advise", "plan", "train", "predict", "compare", "audit", "report", "ledger", "data")
+COMMANDS = ("advise", "plan", "train", "predict", "compare", "pate", "audit", "report", "ledger", "data")
 
 
 class Commands(TyperGroup):

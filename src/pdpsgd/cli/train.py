@@ -258,7 +258,7 @@ def _completed(
     named = {"model": default_network(inputs.input_shape), **of_texts, **of_start}
     claimed: AbstractContextManager[None] = nullcontext()
     if options.run_folder is None:
-        folder = _new_folder(f"{Path(source).stem}-{mechanism}")
+        folder = new_folder(f"{Path(source).stem}-{mechanism}")
         options, claimed = options.with_defaults(run_folder=folder.path), folder.removed_if_empty()
     return options.with_defaults(**named, progress=not quiet), claimed
 
@@ -411,7 +411,7 @@ def _check_folder(options: CommandOptions, place: str | None) -> None:
     folder.check_is_free(resume=options.resume, folder=named, go_on="--resume")
 
 
-def _new_folder(name: str) -> RunFolder:
+def new_folder(name: str) -> RunFolder:
     """Make the first of runs/NAME, runs/NAME-2, ... that is not there yet: of two commands at once, one makes it."""
     from pdpsgd.engine.distributed import is_first_rank
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.reservation import circumstances_of
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.models.networks import linear_model
 from pdpsgd.models.pretraining import start_at_zero
@@ -22,6 +24,9 @@ from pdpsgd.pate.votes import Answers, answer_queries
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.verdict import Verdict, verdict
 from pdpsgd.sampling.source import RandomSource
+
+if TYPE_CHECKING:
+    from pdpsgd.ledger import ReservedRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +55,8 @@ def run_pate(
     spread: bool = True,
     seed: int | None = None,
     progress: bool = True,
+    reservation: ReservedRun | None = None,
+    **circumstances: Any,
 ) -> PateResult:
     """Train teachers on people's records, let them label public examples, and train a student on the labels.
 
@@ -69,6 +76,8 @@ def run_pate(
             where near examples are mostly alike, and harms where they are not (docs/results/table-3.md).
         seed: to repeat a run, which then is not for release.
         progress: whether to show progress bars on the error stream.
+        reservation: the run of a ledger that this is; it is begun before any record is used.
+        circumstances: what else only the caller knows, as for `pdpsgd.planning.verdict.verdict`.
 
     Returns:
         The student, its plan, the labels, and the verdict.
@@ -81,6 +90,9 @@ def run_pate(
     if isinstance(planned, str):
         planned = plan_votes(budgets, planned)
     planned.plan.verify()
+    if reservation is not None:
+        reservation.check_plan(planned.plan)
+        reservation.begin()
     teachers = assign_people(planned, planned.plan.level_of_person(budgets), seed=seed)
     with _bars(progress) as bar, _seeded(seed):
         order = ask_about(public, min(planned.questions, len(public)), seed=seed or 0)
@@ -106,7 +118,12 @@ def run_pate(
             shown = public[torch.from_numpy(answers.examples)]
             wanted = nn.functional.one_hot(torch.from_numpy(answers.labels), classes).float()
         train_student(student, shown, wanted, progress=bar("Student"))
-    found = verdict(planned.plan, seeded=answers.not_for_release is not None)
+    found = verdict(
+        planned.plan,
+        seeded=answers.not_for_release is not None,
+        **circumstances_of(reservation),
+        **circumstances,
+    )
     return PateResult(student, planned, answers, found)
 
 

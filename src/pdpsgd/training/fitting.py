@@ -511,7 +511,7 @@ def _finish(
     )
     if folder is not None and engine.ranks.first:
         folder.write_history(trainer.history)
-        described = _describe_model(models, inputs, trainer.description)
+        described = describe_model(models, inputs, trainer.description)
         folder.write_model(model, replace(described, calibration=calibration))
         promised = inputs.budgets if reservation is None else reservation.promises()
         if promised is not None:
@@ -520,7 +520,7 @@ def _finish(
     return result
 
 
-def _describe_model(
+def describe_model(
     models: Sequence[tuple[float, nn.Module]], inputs: TrainingInputs, known: Mapping[str, Any]
 ) -> ModelDescription:
     """Say what has to be known of a model to use it."""

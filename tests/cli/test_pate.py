@@ -1,0 +1,89 @@
+"""`pdpsgd pate`: a run as any other, from people's files and public examples; without these it says what it needs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import pdpsgd
+from pdpsgd.data.benchmarks import load
+from pdpsgd.ledger import Ledger
+
+TIERS = ("--tiers", "4:0.5,8:0.5", "--teachers", "100", "--quiet")
+
+
+def own_files(folder) -> None:
+    """Digits as somebody's own images, their list, and images of nobody."""
+    digits = load("digits")
+    inputs, targets = digits.train_inputs.numpy(), digits.train_targets.numpy()
+    ids = np.array([f"p{i}" for i in range(1000)])
+    np.savez(
+        folder / "images.npz",
+        inputs=inputs[:990],
+        targets=targets[:990],
+        ids=ids[:990],
+        test_inputs=digits.test_inputs.numpy(),
+        test_targets=digits.test_targets.numpy(),
+        classes=np.array([str(i) for i in range(10)]),
+    )
+    np.savez(folder / "public.npz", inputs=inputs[1000:])
+    rows = [f"{name},{16 if i % 2 else 32}" for i, name in enumerate(ids)]
+    (folder / "people.csv").write_text("\n".join(["person,epsilon", *rows]) + "\n")
+
+
+def test_a_run_leaves_the_folder_of_any_run_and_a_student_that_predicts(run, tmp_path) -> None:
+    result = run("pate", "digits", *TIERS, "--public", "last:400", "--run-folder", "r", "--json", "r.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["verdict"]["headline"].startswith("The promise holds for all 1,037 people")
+    assert found["evaluation"]["accuracy"] > 0.5  # not seeded: 0.8 was seen, guessing has 0.1
+    pdpsgd.Plan.read(tmp_path / "r/public/plan.json").verify()
+    settings = json.loads((tmp_path / "r/public/settings.json").read_text())
+    assert settings["answered"] <= settings["answers"]
+    digits = load("digits")
+    predicted = pdpsgd.load_run(tmp_path / "r").predict(digits.test_inputs.numpy())
+    accuracy = np.mean(np.asarray(predicted).astype(int) == digits.test_targets.numpy())
+    assert accuracy == pytest.approx(found["evaluation"]["accuracy"])
+    assert not list((tmp_path / "r").glob("private/*votes*"))
+
+
+def test_own_images_are_charged_to_the_ledger_also_for_people_without_a_record(run, tmp_path) -> None:
+    own_files(tmp_path)
+    options = (
+        "--budgets",
+        "people.csv",
+        "--id-column",
+        "person",
+        "--teachers",
+        "100",
+        "--spend",
+        "all",
+        "--quiet",
+    )
+    result = run("pate", "images.npz", *options, "--public", "public.npz", "--run-folder", "r")
+    assert result.exit_code == 0, result.output
+    (only,) = Ledger(tmp_path / "people.ledger").runs()
+    assert only.state == "finished"
+    assert "The promise holds for all 1,000 people" in (tmp_path / "r/public/result.json").read_text()
+    again = run("pate", "images.npz", *options, "--public", "public.npz", "--run-folder", "s")
+    assert again.exit_code == 2
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "Expected --public: examples like people's"),
+        (("--public", "last:0"), "Expected --public last:N with N from 1 to 1436. Got 'last:0'"),
+        (("--public", "last:400", "--mechanism", "votes"), "i-pate-upsample"),
+        (("--public", "last:400", "--weights", "age"), "epsilon-times-share"),
+        (("--public", "nowhere.npz"), "nowhere.npz"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(run, tmp_path, options, message) -> None:
+    result = run("pate", "digits", *TIERS, *options, "--run-folder", "r")
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "r").exists()
