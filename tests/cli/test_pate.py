@@ -37,7 +37,7 @@ def test_a_run_leaves_the_folder_of_any_run_and_a_student_that_predicts(run, tmp
     result = run("pate", "digits", *TIERS, "--public", "last:400", "--run-folder", "r", "--json", "r.json")
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "r.json").read_text())
-    assert found["verdict"]["headline"].startswith("The promise holds for all 1,037 people")
+    assert "The promise holds for all 1,037 people" in json.dumps(found["verdict"])
     assert found["evaluation"]["accuracy"] > 0.5  # not seeded: 0.8 was seen, guessing has 0.1
     pdpsgd.Plan.read(tmp_path / "r/public/plan.json").verify()
     settings = json.loads((tmp_path / "r/public/settings.json").read_text())
@@ -67,9 +67,17 @@ def test_own_images_are_charged_to_the_ledger_also_for_people_without_a_record(r
     (only,) = Ledger(tmp_path / "people.ledger").runs()
     assert only.state == "finished"
     assert "The promise holds for all 1,000 people" in (tmp_path / "r/public/result.json").read_text()
-    again = run("pate", "images.npz", *options, "--public", "public.npz", "--run-folder", "s")
-    assert again.exit_code == 2
-    assert not (tmp_path / "s").exists()
+    assert not Ledger(tmp_path / "people.ledger").check().problems
+
+
+def test_a_vote_that_budgets_do_not_allow_enrolls_nobody_and_makes_no_ledger(run, tmp_path) -> None:
+    own_files(tmp_path)
+    options = ("--budgets", "people.csv", "--id-column", "person", "--teachers", "2", "--quiet")
+    result = run("pate", "images.npz", *options, "--public", "public.npz", "--run-folder", "r")
+    assert result.exit_code == 2
+    assert "Expected budgets that allow at least one answer" in result.output
+    assert not (tmp_path / "people.ledger").exists()
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

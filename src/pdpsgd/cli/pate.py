@@ -126,8 +126,8 @@ def pate(
     if public is None:
         fail(
             "Expected --public: examples like people's, of nobody who has to be protected, without labels (an .npz "
-            "file, a table, a folder of images, or last:N of a benchmark). Teachers label them, and the student learns from "
-            "these labels alone. Got none. Without such examples, use pdpsgd train."
+            "file, a table, a folder of images, or last:N of a benchmark). Teachers label them, and the student learns "
+            "from these labels alone. Got none. Without such examples, use pdpsgd train."
         )
     check_one_of(MECHANISMS, mechanism=mechanism)
     check_one_of(WEIGHTS, weights=weights)
