@@ -283,7 +283,8 @@ def _result(
     from pdpsgd.engine.privacy_engine import Spent
     from pdpsgd.training.components import loss_of
     from pdpsgd.training.evaluation import evaluate
-    from pdpsgd.training.fitting import TrainingResult, versions
+    from pdpsgd.training.fitting import TrainingResult
+    from pdpsgd.training.versions import versions
 
     found.student.eval()
     evaluation = None
