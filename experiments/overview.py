@@ -28,6 +28,7 @@ TEXT = """\
 The pages are made by `python -m experiments` from the records `search.jsonl` (trials of the search), `runs.jsonl`
 (one line a run: settings, seed, versions, accuracy, iterations, seconds, promised and proven epsilon of each
 level) and `effort.jsonl`; [how many records of a person take part](many-records.md) is a study of its own;
+so is [texts: a frozen encoder, or adapters](texts.md);
 *speed* is by `bench/steps.py`, and `audit/` says on each page what made it. A
 reproduction that was stopped continues where it was; `python -m experiments pages` writes these pages again.
 Most runs on record were made with version 0.1.0, whose generator was another one (SFC64, noise in float32): the same
