@@ -408,6 +408,10 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
         kinds = set(map(type, ids.tolist()))
         if kinds not in ({str}, {int}):
             _fail_mixed(kind.__name__ for kind in kinds)
+    if ids.dtype.kind in "iu":
+        ordered = np.sort(ids)  # takes a fifth of the memory of hashing
+        if (ordered[1:] != ordered[:-1]).all():
+            return
     # polars hashes ten million ids in a second, of any type; numpy would have to sort them.
     repeated = (
         polars.Series("id", list(map(str, ids.tolist())) if ids.dtype.kind == "O" else ids)

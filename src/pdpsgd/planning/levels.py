@@ -191,8 +191,10 @@ def people_digest(roster: Roster) -> str:
     if not roster.named:
         return f"places:{hashlib.sha256(roster.level.astype('<i8').tobytes()).hexdigest()}"
     order = np.argsort(roster.ids, kind="stable")  # (not polars, which may hang in a process that was forked)
-    names = map(str, roster.ids[order].tolist())
-    digest = hashlib.sha256("\0".join([_kind(roster.ids), *names]).encode())
+    digest = hashlib.sha256(_kind(roster.ids).encode())
+    for start in range(0, len(order), 2**16):  # of millions, some at a time
+        names = roster.ids[order[start : start + 2**16]].tolist()
+        digest.update("".join(f"\0{name}" for name in names).encode())
     digest.update(roster.level[order].astype("<i8").tobytes())
     return f"ids:{digest.hexdigest()}"
 
