@@ -130,7 +130,7 @@ def _npz_arrays(path: Path) -> dict[str, Array]:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 fail(f"Expected an .npz file with several arrays at {str(path)!r}. Got a single array.")
             arrays = {name: file[name] for name in file.files}
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
         fail(f"Cannot read {str(path)!r} as .npz: {getattr(error, 'strerror', None) or error}.")
     except ValueError as error:
         fail(f"Cannot read {str(path)!r} as .npz of plain arrays: {error}.")

@@ -30,6 +30,7 @@ SETTINGS = {
     "contact": Optional(str),
     "classes": Optional([str]),
     "notes": Optional([str]),
+    "sources": Optional(Each(str)),
     "task": Optional(str),
     "label": Optional(str),
     "label_range": Optional([Range()]),
@@ -105,7 +106,7 @@ RESERVATION = {"ledger": str, "token": str}
 HISTORY = {
     "step": int,
     "test_accuracy": Optional(_SHARE),
-    "by_tier": Optional(Each(Optional(_SHARE))),
+    "by_tier": Optional(Each(_SHARE)),
     "test_loss": Optional(ANY),
     "test_rmse": Optional(_EPSILON),
     "rmse_by_tier": Optional(Each(_EPSILON)),
