@@ -116,7 +116,7 @@ def plain_drawn(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 def crowd(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """More people than a batch has, though not too many: they are in memory."""
     copies = 2 if len(inputs) > 500 else 100
-    return inputs.repeat(copies, *[1] * (inputs.dim() - 1)), targets.repeat(copies)
+    return tuple(part.repeat(copies, *[1] * (part.dim() - 1)) for part in (inputs, targets))  # type: ignore[return-value]
 
 
 def ours(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:

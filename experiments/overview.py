@@ -29,7 +29,7 @@ The pages are made by `python -m experiments` from the records `search.jsonl` (t
 (one line a run: settings, seed, versions, accuracy, iterations, seconds, promised and proven epsilon of each
 level) and `effort.jsonl`; [how many records of a person take part](many-records.md) is a study of its own;
 so is [texts: a frozen encoder, or adapters](texts.md);
-*speed* is by `bench/steps.py`, and `audit/` says on each page what made it. A
+*speed* is by `bench/shelf.py` and its neighbors, and `audit/` says on each page what made it. A
 reproduction that was stopped continues where it was; `python -m experiments pages` writes these pages again.
 Most runs on record were made with version 0.1.0, whose generator was another one (SFC64, noise in float32): the same
 seed now gives other batches and other noise, so a run made again agrees with its record up to the spread over seeds,
@@ -70,7 +70,7 @@ further apart it is another row: see [IDP-SGD's benchmark](idp-benchmark.md), an
 | [least-squares](least-squares.md) | personal least squares, with nothing tuned |
 | [fairness](fairness.md) | by tier and class where strictness goes with a class, and what remedies cost |
 | [probabilities](probabilities.md) | log loss: averaged weights, calibration (`experiments.probabilities`) |
-| [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus (`bench/steps.py`) |
+| [speed](speed.md) | time and memory of a step, beside plain SGD and Opacus; growth; planning (`bench/`) |
 | [search](search.md) | every trial of the hyper-parameter search |
 | [figures](figures.md) | distributions of budgets; budgets left and chances round by round; sweeps |
 
