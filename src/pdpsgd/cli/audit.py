@@ -27,7 +27,7 @@ def audit(
         str | None,
         option(
             "--data",
-            help="benchmark to train on: digits, mnist, fashion-mnist or svhn",
+            help="the run's own table; or digits, mnist, fashion-mnist, svhn",
             panel=TRAINING,
             show_default="the run's; else none, and the mechanism is audited alone",
         ),
@@ -119,6 +119,7 @@ def audit(
     Examples:
       pdpsgd audit plan.json
       pdpsgd audit runs/digits --data digits --json audit.json --chart audit.html
+      pdpsgd audit runs/people-pdp-sgd-exact --data people.csv
       pdpsgd audit plan.json --canaries 5000 --runs 2000 --seed 1
     """
     from pdpsgd.audit.auditing import audit as run_audit
@@ -134,7 +135,12 @@ def audit(
     shared.say_other_version(run, screen)
     data = data or _benchmark(named_in(settings, "data"))
     target = None
-    if data is not None:
+    if data is not None and run.is_dir() and _benchmark(data) is None:
+        from pdpsgd.audit.own_data import own_target
+
+        rate = learning_rate or named_in(settings, "learning_rate") or 1.0
+        target = own_target(plan, Path(data), run, learning_rate=rate, seed=seed)
+    elif data is not None:
         target = target_of(
             plan,
             data,

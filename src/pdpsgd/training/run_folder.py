@@ -373,6 +373,11 @@ class RunFolder:
         return self._found("promises.csv", PEOPLE, PRIVATE)
 
     @property
+    def schema(self) -> Path | None:
+        """The schema of the records, confirmed or a draft, where there is one."""
+        return self._found("schema.toml", PUBLIC) or self._found("schema-draft.toml", PRIVATE)
+
+    @property
     def letters(self) -> Path:
         """The folder of letters to people."""
         return self.path / PEOPLE / "letters"
