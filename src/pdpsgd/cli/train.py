@@ -152,7 +152,7 @@ def train(
                 result = _fit_in_ledger(network, inputs, options, ready, kept, ledger, screen)
     RunFolder(str(options.run_folder)).write_command(record)
     _show(result, screen, inputs.classes)
-    _show_chosen(result, options, screen)
+    _show_chosen(result, options, screen, of_texts=inputs.encoder is not None)
     if report:
         from pdpsgd.reporting import write_run_report
 
@@ -376,7 +376,9 @@ def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str])
     screen.say(f"Folder:  {result.run_folder} (public/ may be published; people/ and private/ may not)")
 
 
-def _show_chosen(result: TrainingResult, options: CommandOptions, screen: shared.Screen) -> None:
+def _show_chosen(
+    result: TrainingResult, options: CommandOptions, screen: shared.Screen, *, of_texts: bool
+) -> None:
     """Say which settings nobody named, and how much the noise leaves of the signal."""
     from pdpsgd.planning.advice import outlook, too_noisy
 
@@ -390,7 +392,8 @@ def _show_chosen(result: TrainingResult, options: CommandOptions, screen: shared
     }
     chosen = [value for name, value in values.items() if options.sources[name] == "default"]
     if chosen:
-        screen.say(f"Chosen by what people allow: {', '.join(chosen)} (`pdpsgd advise` says why).")
+        why = "as did best on mails" if of_texts else "by what people allow; `pdpsgd advise` says why"
+        screen.say(f"Chosen ({why}): {', '.join(chosen)}.")
     doubt = too_noisy(seen)
     if doubt is not None:
         screen.say(
