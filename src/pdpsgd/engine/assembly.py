@@ -17,6 +17,7 @@ from pdpsgd.engine.checks.attributes import PlainAttributes
 from pdpsgd.engine.checks.buffers import BufferWatch
 from pdpsgd.engine.checks.collation import check_collation
 from pdpsgd.engine.checks.first_batches import FirstBatches
+from pdpsgd.engine.checks.row_rounding import settle_layout
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.earlier_training import EarlierTraining
 from pdpsgd.engine.execution import Execution
@@ -192,6 +193,7 @@ def assemble(
     budgets: Budgets | None = None,
 ) -> Run:
     """Put the parts of a run together. Nothing is checked here: see `PrivacyEngine.make_private`."""
+    gradients = ClippedGradients(module)
     execution = Execution(
         plan=plan,
         level_of_person=levels,
@@ -199,10 +201,15 @@ def assemble(
         source=source,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        max_physical_batch_size=options.records_at_once,
+        layout=settle_layout(
+            gradients,
+            holdings.records,
+            expected=max(r.expected_batch_size for r in plan.rounds) / ranks.world_size,
+            limit=options.records_at_once,
+            views=options.views,
+        ),
         many_records=holdings.many,
     )
-    gradients = ClippedGradients(module)
     journal = JournalKeeper(execution, ranks)
     attributes = PlainAttributes(module)
     first_batches = FirstBatches(

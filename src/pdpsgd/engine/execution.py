@@ -16,6 +16,7 @@ import torch
 
 from pdpsgd._typing import IntArray
 from pdpsgd.engine.batches import PhysicalBatch
+from pdpsgd.engine.layout import NOBODY, Layout
 from pdpsgd.errors import fail
 from pdpsgd.sampling.record_choice import NO_RECORD
 from pdpsgd.sampling.sampler import PoissonSampler
@@ -34,7 +35,8 @@ class Execution:
     their own level's norm; a batch that was sampled is either released, sampled again as it was (nothing was
     seen of it), or skipped explicitly and counted all the same. Whoever is sampled has a row, of weight 0 if
     no record was supplied: for the same key, batches have the same rows whoever supplied a record (or, with many
-    records per person, the same rows of everybody else).
+    records per person, the same rows of everybody else). Rows stand where `layout` says, and are filled up with
+    further placeholders: what becomes of a row does not depend on who else was sampled.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Execution:
         source: RandomSource,
         rank: int = 0,
         world_size: int = 1,
-        max_physical_batch_size: int | None = None,
+        layout: Layout | None = None,
         many_records: ManyRecords | None = None,
     ) -> None:
         self.plan = plan
@@ -57,8 +59,7 @@ class Execution:
         self._world_size = world_size
         self._level_of_person = level_of_person
         self._record_of_person = record_of_person
-        self._everybody_supplied = bool((record_of_person == np.arange(len(record_of_person))).all())
-        self._limit = max_physical_batch_size
+        self.layout = layout or Layout()
         self._many = many_records
         self._ends = np.cumsum([r.steps for r in plan.rounds]).tolist()
         self._norm_of_level = [
@@ -170,32 +171,40 @@ class Execution:
         people = self.sampler.draw(step)
         levels = self._level_of_person[people]
         norms = self._norm_of_level[self.round_index(step)][levels]
-        if self._many is not None:
+        if self._many is not None and self._many.most > 1:
             yield from self._sample_many(self._many, step, people, norms)
             return
-        records = people if self._everybody_supplied else self._record_of_person[people]
-        if not self._everybody_supplied:
-            norms[records == NO_RECORD] = 0.0
-        count = max(len(records), 1)
-        pieces = -(-count // self._limit) if self._limit else 1
-        size = -(-count // pieces)  # all pieces about the same
-        starts = range(0, count, size)
+        records = self._records_of(people, step)
+        norms[records == NO_RECORD] = 0.0
+        places = self.layout.places(self.source.place_words(step=step, rank=self._rank, count=len(people)))
+        rows = self.layout.rows_of_step(int(places.max()) + 1) if len(people) else 0
+        of_rows, norms_of_rows = np.full(rows, NO_RECORD), np.zeros(rows, dtype=np.float32)
+        people_of_rows = np.full(rows, NOBODY)
+        of_rows[places], norms_of_rows[places], people_of_rows[places] = records, norms, people
+        size = self.layout.at_once or max(rows, 1)
+        starts = range(0, max(rows, 1), size)
         seed = self.seed(step, purpose="fetch")
         for start in starts:
             yield PhysicalBatch(
                 step=step,
-                records=records[start : start + size],
-                clip_norms=torch.from_numpy(norms[start : start + size]),
-                people=people[start : start + size],
+                records=of_rows[start : start + size],
+                clip_norms=torch.from_numpy(norms_of_rows[start : start + size]),
+                people=people_of_rows[start : start + size],
                 first=start == 0,
                 last=start == starts[-1],
                 seed=seed + start,
             )
 
+    def _records_of(self, people: IntArray, step: int) -> IntArray:
+        """Return one record of each of these people, `NO_RECORD` for those who supplied none."""
+        if self._many is None:
+            return self._record_of_person[people]
+        return self._many.of_people.choose(people, most=1, source=self.source, step=step)[0]
+
     def _sample_many(
         self, many: ManyRecords, step: int, people: IntArray, norms: npt.NDArray[np.float32]
     ) -> Iterator[PhysicalBatch]:
-        pieces = list(many.pieces(people, norms, source=self.source, step=step))
+        pieces = list(many.pieces(people, norms, source=self.source, step=step, layout=self.layout))
         seed = self.seed(step, purpose="fetch")
         for piece in pieces:
             yield PhysicalBatch(

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pdpsgd._typing import FloatArray, IntArray
+from pdpsgd.engine.layout import NOBODY
 from pdpsgd.errors import fail
 from pdpsgd.sampling.record_choice import NO_RECORD, RecordsOfPeople
 
 if TYPE_CHECKING:
+    from pdpsgd.engine.layout import Layout
     from pdpsgd.sampling.source import RandomSource
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Rows of some of the people who were sampled: the records, norms, unless all are one the starts, and whose."""
+    """Rows of some of the people who were sampled: the records, the norms, the starts, and whose they are."""
 
     first_row: int
     records: IntArray
     clip_norms: FloatArray
-    starts: IntArray | None
+    starts: IntArray
     people: IntArray
 
 
@@ -32,8 +34,8 @@ class ManyRecords:
     """Everybody's records, of which at most `most` (K) take part when their person is sampled.
 
     With K > 1 the number of rows depends on who has how many records. The rows of others must come out alike all the
-    same. A summed loss sees to that; with a mean one every batch is filled up to a power of two of rows, by
-    placeholders of weight 0: dividing by it is exact.
+    same: batches are filled up as their layout says. A summed loss needs nothing else; with a mean one every batch is
+    filled up to a power of two of rows, by placeholders of weight 0: dividing by it is exact.
 
     Attributes:
         of_people: Whose record is which.
@@ -71,54 +73,90 @@ class ManyRecords:
         return np.where(some, order.take(first, mode="clip"), NO_RECORD)
 
     def pieces(
-        self, people: IntArray, clip_norms: FloatArray, *, source: RandomSource, step: int
+        self, people: IntArray, clip_norms: FloatArray, *, source: RandomSource, step: int, layout: Layout
     ) -> Iterator[Piece]:
         """Choose records of the people who were sampled, and cut the step between people.
 
         Guarantee: cuts depend on how many people were sampled and on K alone; somebody without records has a row of
-        weight 0; and what is chosen of everybody else is the same whoever supplied how many records.
+        weight 0; what is chosen of everybody else is the same whoever supplied how many records; and so are the lanes
+        of their rows: everybody's rows begin in lane 0.
 
         Args:
             people: Places on the list.
             clip_norms: The clipping norm of each of them.
             source: The run's randomness.
             step: The step's number, counted from 0 over the whole plan.
+            layout: How many rows there may be, and how many lanes.
         """
         records, starts = self.of_people.choose(people, most=self.most, source=source, step=step)
         norms = np.where(records[starts[:-1]] == NO_RECORD, 0, clip_norms).astype(clip_norms.dtype)
-        for begin, end in self._cuts(len(people)):
+        lanes = layout.lanes if self._limit is None or self._in_lanes(layout.lanes) <= self._limit else 1
+        first_row = 0
+        for begin, end in self._cuts(len(people), self._in_lanes(lanes)):
             first, last = int(starts[begin]), int(starts[end])
             piece = records[first:last], norms[begin:end], starts[begin : end + 1] - first
-            if self.most == 1:
-                yield Piece(first, *piece[:2], None, people[begin:end])
-            else:
-                piece = _filled(*piece) if self.fills else piece
-                nobody = np.full(len(piece[1]) - (end - begin), -1)
-                yield Piece(first, *piece, np.concatenate((people[begin:end], nobody)))
+            whose = people[begin:end]
+            if lanes > 1:
+                piece, whose = _from_lane_0(*piece, whose, lanes)
+            piece = _filled(*piece, self._rows(len(piece[0]), layout))
+            nobody = np.full(len(piece[1]) - len(whose), NOBODY)
+            yield Piece(first_row, *piece, np.concatenate((whose, nobody)))
+            first_row += len(piece[0])
 
     @property
     def _limit(self) -> int | None:
         return 1 << (self.limit.bit_length() - 1) if self.limit and self.fills else self.limit
 
-    def _cuts(self, people: int) -> Iterator[tuple[int, int]]:
+    def _in_lanes(self, lanes: int) -> int:
+        """Return the most rows that a person takes."""
+        return -(-self.most // lanes) * lanes
+
+    def _rows(self, rows: int, layout: Layout) -> int:
+        """Return how many rows a physical batch has that has to hold so many."""
+        if not rows:
+            return 0
+        wanted = max(rows, layout.rows(rows))
+        wanted = 1 << (wanted - 1).bit_length() if self.fills else wanted
+        return wanted if self._limit is None else max(rows, min(wanted, self._limit))
+
+    def _cuts(self, people: int, rows_of_person: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of people, all about the same, whose rows keep to the limit whatever anybody holds.
 
         A cut that followed the records would show how many there are, in whatever is shared by a physical batch.
         """
-        at_once = people if self._limit is None else self._limit // self.most
+        at_once = people if self._limit is None else self._limit // rows_of_person
         pieces = -(-people // at_once) if people else 1
         ends = [people * (number + 1) // pieces for number in range(pieces)]
         yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
+def _from_lane_0(
+    records: IntArray, clip_norms: FloatArray, starts: IntArray, people: IntArray, lanes: int
+) -> tuple[tuple[IntArray, FloatArray, IntArray], IntArray]:
+    """Let everybody's rows begin in lane 0, after placeholders that are people of their own with weight 0."""
+    sizes = np.diff(starts)
+    taken = -(-sizes // lanes) * lanes
+    begins = np.cumsum(taken) - taken
+    rows = np.arange(len(records)) + np.repeat(begins - starts[:-1], sizes)
+    moved = np.full(int(taken.sum()), NO_RECORD)
+    moved[rows] = records
+    is_start = np.ones(len(moved), dtype=np.bool_)
+    is_start[rows] = False
+    is_start[begins] = True
+    all_starts = np.flatnonzero(is_start)
+    norms, whose = np.zeros(len(all_starts), dtype=clip_norms.dtype), np.full(len(all_starts), NOBODY)
+    own = np.searchsorted(all_starts, begins)
+    norms[own], whose[own] = clip_norms, people
+    return (moved, norms, np.append(all_starts, len(moved))), whose
+
+
 def _filled(
-    records: IntArray, clip_norms: FloatArray, starts: IntArray
+    records: IntArray, clip_norms: FloatArray, starts: IntArray, rows: int
 ) -> tuple[IntArray, FloatArray, IntArray]:
-    """Fill up with placeholders, each a person of its own with weight 0, to a power of two of rows."""
-    rows = len(records)
-    missing = (1 << (rows - 1).bit_length()) - rows if rows else 0
+    """Fill up with placeholders, each a person of its own with weight 0, to so many rows."""
+    missing = rows - len(records)
     return (
         np.concatenate((records, np.full(missing, NO_RECORD))),
         np.concatenate((clip_norms, np.zeros(missing, dtype=clip_norms.dtype))),
-        np.concatenate((starts, rows + 1 + np.arange(missing))),
+        np.concatenate((starts, len(records) + 1 + np.arange(missing))),
     )

@@ -46,6 +46,9 @@ class Records(Protocol):
     def __len__(self) -> int:
         """Return how many records there are (sensitive: people may have supplied none)."""
 
+    def example(self) -> Batch:
+        """Return a batch of one record, to know its shapes; None if there is no record."""
+
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
         """Yield each physical batch with its records put together, in order."""
 
@@ -158,6 +161,10 @@ class TensorRecords:
         """Digest all tensors, with a key."""
         return self._fingerprint(key)
 
+    def example(self) -> Batch:
+        """Return a batch of one record; None if there is no record."""
+        return [part[:1] for part in self.tensors] if len(self) else None
+
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
         """Yield each batch with its records as a list of tensors."""
         for batch in batches:
@@ -198,6 +205,10 @@ class DatasetRecords:
             if self.shapes is not None:
                 self.shapes.check(examples)
             yield batch, examples
+
+    def example(self) -> Batch:
+        """Return a batch of one record; None if there is no record."""
+        return self.collate(self.some_items(1)[:1]) if len(self) else None
 
     def empty(self) -> Batch:
         """Return a batch of no records, with the shapes and types of any other."""

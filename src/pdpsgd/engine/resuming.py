@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, from_numpy
 
-from pdpsgd.budgets.files import ANY, Each, Optional, check_shape
+from pdpsgd.budgets.files import ANY, Each, Optional, Range, check_shape
 from pdpsgd.engine.checkpoints import HasState, erase_key, load, pack_optimizer, save, unpack_optimizer
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, digest_of_module, fingerprint_data
 from pdpsgd.engine.journal import count_entries
@@ -34,6 +35,7 @@ STATE = {
     "run": {"optimizer": ANY},
     "steps_done": int,
     "forfeited": [int],
+    "layout": Optional({"multiple": Range(1, 2**20, whole=True), "lanes": Range(1, 8, whole=True)}),
     "source": {"secure": bool, "seeded": bool, "algorithm": Optional(str), "name": Optional(str)},
     "verdict": Optional({"test_double": bool, "unseen_code": [str]}),
     "packed": Each(ANY),
@@ -66,6 +68,7 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
         "run": describe_run(run, without_key=ended),
         "steps_done": run.execution.steps_done,
         "forfeited": list(run.execution.forfeited),
+        "layout": {"multiple": run.execution.layout.multiple, "lanes": run.execution.layout.lanes},
         "source": source.description,
         "verdict": {"test_double": run.test_double, "unseen_code": run.unseen_code},
         "packed": packed,
@@ -124,6 +127,8 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
         run.spending.load(checkpoint.tensors[SPENT])
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
+    # Rows stand as they did, although kernels may round otherwise here (with another number of threads, say).
+    run.execution.layout = replace(run.execution.layout, **(state.get("layout") or {}))
     run.before.update(state.get("verdict") or {})
     run.checkpoints.update(_beside(path, name) for name in (path.name, *(state.get("checkpoints") or ())))
     if not ended:

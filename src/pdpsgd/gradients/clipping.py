@@ -188,6 +188,11 @@ class ClippedGradients:
                 for parameter in self.sums
             }
 
+    def output_gradients(self, rows: int) -> list[Tensor]:
+        """Return the recorded gradients of layers' outputs that have so many rows (sensitive; for checks)."""
+        found = [call.output_gradient for call in self._recorder.calls]
+        return [gradient for gradient in found if gradient.dim() and gradient.shape[0] == rows]
+
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""
         # All the leaves there are: only what leads to them is computed.

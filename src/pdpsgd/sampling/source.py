@@ -156,6 +156,10 @@ class RandomSource:
         """Return words that decide who takes part in a round, among this rank's people."""
         return self._generator("round", number=round, rank=rank)
 
+    def place_words(self, *, step: int, count: int, rank: int = 0) -> WordArray:
+        """Return words that decide where in the batch those stand who are sampled at a step, by this rank."""
+        return self._generator("places", number=step, rank=rank).random_raw(count)
+
     def record_words(self, *, step: int, people: IntArray, count: int) -> WordArray:
         """Return words that decide which records of these people take part in a step: (people, count).
 

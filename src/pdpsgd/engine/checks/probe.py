@@ -151,7 +151,7 @@ def _probing(
     instrumented = of_module(module)
     gradients = instrumented or ClippedGradients(module)
     try:
-        with _left_as_it_was(module):
+        with left_as_it_was(module):
             yield Probe(gradients, batch, size, loss_reduction)
     finally:
         if not keep:
@@ -176,7 +176,8 @@ def _number_at(place: int, outputs: Any, rows: Tensor) -> Tensor:
 
 
 @contextmanager
-def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Put modes, buffers and random states back afterwards."""
     modes = [(child, child.training) for child in module.modules()]
     held = [(child, dict(own_buffers(child))) for child in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

@@ -1,0 +1,185 @@
+"""Finds how the rows of a batch have to stand for this model's kernels to round each of them alike.
+
+The same made-up row, many times over, goes through the model in batches of several sizes. In which order kernels add
+depends on places and sizes, not on values; so where outputs and gradients of all these rows are equal to the bit, a row
+is rounded alike wherever it stands, at all these sizes. The first `Layout` for which they are is taken.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pdpsgd.engine.batches import Batch, call, has_rows, map_tensors, tensors, to_device
+from pdpsgd.engine.checks.comparisons import output_by_row, weighted_sum
+from pdpsgd.engine.checks.probe import left_as_it_was
+from pdpsgd.engine.layout import FEWEST, Layout
+
+if TYPE_CHECKING:
+    from pdpsgd.engine.records import Records
+    from pdpsgd.gradients.clipping import ClippedGradients
+
+LANES = (1, 4)
+MOST = 64  # the largest multiple that is tried
+MOST_ROWS = 1024  # in a batch that is tried
+MOST_NUMBERS = 2**13  # of a model whose per-example gradients are compared one by one
+
+
+def settle_layout(
+    gradients: ClippedGradients, records: Records, *, expected: float, limit: int | None, views: int
+) -> Layout:
+    """Return the layout that costs least among those in which the model rounds a row alike wherever it stands.
+
+    Args:
+        gradients: Of the model, which is left as it was.
+        records: The data; one record is looked at for its shapes, and for whole numbers in it (tokens).
+        expected: The expected number of records in a step.
+        limit: The largest number of records in a physical batch.
+        views: The number of rows that a record has.
+
+    Returns:
+        The layout; the least one if none will do, or if the model cannot be called before the loop calls it.
+
+    Guarantee: none by itself. Rows were alike at the sizes that were tried, for made-up numbers.
+    """
+    least = Layout(multiple=_least_multiple(expected), limit=limit)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            trial = _Trial.of(gradients, records.example(), views)
+            return least if trial is None else trial.settle(least, expected)
+        except Exception:  # whatever it is, the first batch says it better
+            return least
+        finally:
+            gradients.forget()
+
+
+def _least_multiple(expected: float) -> int:
+    """Return the power of two that costs at most one row in sixty, but four rows of few.
+
+    >>> [_least_multiple(expected) for expected in (8.0, 64.0, 256.0, 1024.0, 1e6)]
+    [4, 4, 8, 32, 64]
+    """
+    return min(MOST, max(FEWEST, 1 << (max(int(expected), 1) // 32).bit_length() >> 1))
+
+
+class _Trial:
+    """One made-up row, and what the model makes of it among copies of itself."""
+
+    def __init__(self, gradients: ClippedGradients, row: Any, views: int) -> None:
+        self.gradients, self.row, self.views = gradients, row, views
+        self.is_small = sum(parameter.numel() for parameter in gradients.sums) <= MOST_NUMBERS
+        self.results = cache(self._results)
+
+    @classmethod
+    def of(cls, gradients: ClippedGradients, example: Batch, views: int) -> _Trial | None:
+        """Find out what of a batch the model is called with; None if nothing of it will do."""
+        device = next((parameter.device for parameter in gradients.sums), None)
+        for inputs in _possible_inputs(example):
+            trial = cls(gradients, to_device(map_tensors(_made_up, inputs), device), views)
+            try:
+                trial.results(1)
+            except Exception:
+                continue
+            return trial
+        return None
+
+    def settle(self, least: Layout, expected: float) -> Layout:
+        """Return the first layout in which all copies are equal; the least one if they are in none."""
+        for lanes in LANES:
+            multiple = least.multiple
+            while multiple <= MOST:
+                layout = Layout(multiple=multiple, lanes=lanes, limit=least.limit)
+                if self._is_alike(layout, expected):
+                    return layout
+                multiple *= 2
+        return least
+
+    def _is_alike(self, layout: Layout, expected: float) -> bool:
+        """Tell whether rows of a lane are equal, in a batch and among batches of sizes that the layout has."""
+        typical = layout.rows(min(int(expected), MOST_ROWS))
+        wanted = {
+            layout.rows(size)
+            for size in (1, typical, typical + layout.multiple, typical + 3 * layout.multiple)
+        }
+        if any(size % layout.lanes for size in wanted):
+            return False
+        pattern: list[Tensor] | None = None
+        for size in sorted(wanted):
+            found = self.results(size)
+            period = layout.lanes * self.views
+            pattern = [part[:period] for part in found] if pattern is None else pattern
+            if not all(_repeats(part, first) for part, first in zip(found, pattern, strict=True)):
+                return False
+        return True
+
+    def _results(self, size: int) -> list[Tensor]:
+        """Return outputs and gradients of all rows, of so many records."""
+        rows = size * self.views
+        inputs = map_tensors(
+            lambda leaf: leaf.repeat(rows, *[1] * (leaf.dim() - 1)) if has_rows(leaf, 1) else leaf, self.row
+        )
+        module = self.gradients.module
+        with left_as_it_was(module), _attributes_kept(module), self.gradients.recording_in_evaluation():
+            module.eval()
+            outputs = tensors(call(module, inputs))
+            by_row = [
+                part
+                for leaf in outputs
+                if leaf.is_floating_point() and (part := output_by_row(leaf, rows)) is not None
+            ]
+            self.gradients.record(
+                torch.stack([weighted_sum(part) for part in by_row if part.requires_grad]).sum()
+            )
+            found = [part.detach() for part in by_row]
+            if self.is_small:
+                found += self.gradients.per_example_gradients(loss_reduction="sum").values()
+            found += self.gradients.output_gradients(rows)
+            found.append(self.gradients.per_example_norms(loss_reduction="sum"))
+            self.gradients.forget()
+        return [part.reshape(rows, -1).clone() for part in found]
+
+
+def _possible_inputs(example: Batch) -> Iterator[Any]:
+    """Yield what a model may be called with, of a batch: its first part, all but its last, all of it."""
+    if isinstance(example, (list, tuple)):
+        yield example[0]
+        if len(example) > 2:
+            yield tuple(example[:-1])
+        yield tuple(example)
+    elif isinstance(example, Mapping):
+        yield {name: part for name, part in example.items() if "label" not in str(name)}
+        yield example
+    elif example is not None:
+        yield example
+
+
+def _made_up(leaf: Tensor) -> Tensor:
+    """Return a tensor of normal numbers; whole numbers (tokens, masks) are kept as they are."""
+    if not leaf.is_floating_point():
+        return leaf
+    generator = torch.Generator().manual_seed(leaf.numel())
+    return torch.randn(leaf.shape, generator=generator).to(leaf)
+
+
+def _repeats(part: Tensor, first: Tensor) -> bool:
+    """Tell whether rows are these ones again and again, to the bit."""
+    again = first.repeat(len(part) // len(first), 1)
+    return part.shape == again.shape and bool(((part == again) | (part.isnan() & again.isnan())).all())
+
+
+@contextmanager
+def _attributes_kept(module: nn.Module) -> Iterator[None]:
+    before = [(vars(child), dict(vars(child))) for child in module.modules()]
+    try:
+        yield
+    finally:
+        for now, then in before:
+            now.clear()
+            now.update(then)
