@@ -41,7 +41,10 @@ def test_a_step_in_physical_batches_begins_and_releases_once(private, helpers):
     plan = helpers.plan(rates=(1.0,), steps=1)
     run = private(plan=plan, engine=PrivacyEngine(observers=[notes]), max_physical_batch_size=15)
     run.train()
-    assert [what for what, *_ in notes.seen] == ["begins", *["yielded", "stepped"] * 3, "releases"]
+    seen = [what for what, *_ in notes.seen]
+    batches = seen.count("yielded")
+    assert batches >= 3
+    assert seen == ["begins", *["yielded", "stepped"] * batches, "releases"]
 
 
 def test_a_batch_that_is_yielded_again_begins_its_step_again(private):

@@ -20,6 +20,7 @@ of the pair, as long as u and 1 - u are above 2^-843. Proof: "Noise in finite pr
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,7 @@ _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 _SIGN = np.uint64(1 << 63)
 
 _Floats = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
 
 
 def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: float = 1.0) -> _Floats:
@@ -83,29 +85,58 @@ def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: fl
     return normals_of(words.random_raw(GROUP * groups), further, scale=scale)[:count]
 
 
+class _Workspace(threading.local):
+    """Memory for the pairs of a block, kept: asking the system for it anew takes longer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._floats, self._flags = np.empty((7, 0)), np.empty((2, 0), dtype=np.bool_)
+
+    def take(self, pairs: int) -> tuple[list[_Floats], list[_Flags]]:
+        """Return seven arrays of numbers and two of flags."""
+        if self._floats.shape[1] < pairs:
+            self._floats, self._flags = np.empty((7, pairs)), np.empty((2, pairs), dtype=np.bool_)
+        return [row[:pairs] for row in self._floats], [row[:pairs] for row in self._flags]
+
+
+_workspace = _Workspace()
+
+
 def normals_of(words: WordArray, further: BitGenerator, *, scale: float) -> _Floats:
     """Return as many normal numbers as words, which are a multiple of 16."""
-    radii, angles = np.ascontiguousarray(words.reshape(-1, 2, PAIRS).swapaxes(0, 1)).reshape(2, -1)
-    radius = _radii(radii, further)
+    in_groups = words.reshape(-1, 2, PAIRS)
+    (kept, *work), flags = _workspace.take(len(words) // 2)
+    own = kept.view(np.uint64)
+    np.copyto(own.reshape(-1, PAIRS), in_groups[:, 0])
+    radius = _radii(own, further, work, flags)
     radius *= scale
-    numbers = np.stack(_turned(radius, angles)).reshape(2, -1, PAIRS)
-    return np.ascontiguousarray(numbers.swapaxes(0, 1)).reshape(-1)
+    np.copyto(own.reshape(-1, PAIRS), in_groups[:, 1])
+    numbers = np.empty((len(in_groups), 2, PAIRS))
+    coordinates = _turned(radius, own, [some for some in work if some is not radius], flags)
+    for place, coordinate in enumerate(coordinates):
+        np.copyto(numbers[:, place], coordinate.reshape(-1, PAIRS))
+    return numbers.reshape(-1)
 
 
-def _radii(words: WordArray, further: BitGenerator) -> _Floats:
-    signed = words.view(np.int64)
-    upper = signed >> 63  # -1 if u is nearer to 1 than to 0, else 0
+def _radii(words: WordArray, further: BitGenerator, work: list[_Floats], flags: list[_Flags]) -> _Floats:
+    """Return sqrt(-2 ln u), in one of the arrays to work in."""
+    nearness, exponent, fraction, far, more, _ = work
+    is_upper, is_far = flags
+    signed, distance = words.view(np.int64), far.view(np.int64)
     # The distance of u from 0 or, if that is nearer, from 1, in units of 2^-64.
-    distance = signed ^ upper
-    nearness = distance.astype(np.float64)
+    np.right_shift(signed, 63, out=distance)
+    np.bitwise_xor(signed, distance, out=distance)
+    np.copyto(nearness, distance)
     nearness *= 2.0**-64
-    for place in np.flatnonzero(distance < 2**53):
+    for place in np.flatnonzero(np.less(distance, 2**53, out=is_far)):
         nearness[place] = continued(int(distance[place]), further)
-    exponent, fraction = _split(nearness)
+    _split(nearness, exponent, fraction, more)
     # u = 1 - nearness = 2^-far (1 + f): f is exact.
-    is_upper, far = upper != 0, (nearness >= NEAR_ONE).astype(np.float64)
-    nearness += far * nearness
-    half = _minus_log(np.where(is_upper, far, exponent), np.where(is_upper, far - nearness, fraction))
+    np.less(signed, 0, out=is_upper)
+    np.copyto(far, np.greater_equal(nearness, NEAR_ONE, out=is_far))
+    np.copyto(exponent, far, where=is_upper)
+    nearness += np.multiply(nearness, far, out=more)
+    np.copyto(fraction, np.subtract(far, nearness, out=far), where=is_upper)
+    half = _minus_log(exponent, fraction, [nearness, far, more])
     half += half
     return np.sqrt(half, out=half)
 
@@ -119,54 +150,64 @@ def continued(distance: int, further: BitGenerator) -> float:
     return math.ldexp(float(max(distance, 1)), -bits)
 
 
-def _split(number: _Floats) -> tuple[_Floats, _Floats]:
-    """Return e and f with number = 2^-e (1 + f), and 1 + f between the square roots of 1/2 and 2."""
-    bits = number.view(np.int64)
-    exponent = (bits - _SQRT_HALF_BITS) >> 52
-    mantissa = (bits - (exponent << 52)).view(np.float64)
-    return (-exponent).astype(np.float64), mantissa - 1.0
+def _split(number: _Floats, exponent: _Floats, fraction: _Floats, work: _Floats) -> None:
+    """Write e and f with number = 2^-e (1 + f), and 1 + f between the square roots of 1/2 and 2."""
+    bits, powers, mantissa = (some.view(np.int64) for some in (number, work, fraction))
+    np.subtract(bits, _SQRT_HALF_BITS, out=powers)
+    powers >>= 52
+    np.subtract(bits, np.left_shift(powers, 52, out=mantissa), out=mantissa)
+    fraction -= 1.0
+    np.copyto(exponent, np.negative(powers, out=powers))
 
 
-def _minus_log(exponent: _Floats, fraction: _Floats) -> _Floats:
-    """Return -ln(2^-e (1 + f))."""
-    s = fraction / (2.0 + fraction)
-    square = s * s
-    correction = _polynomial(LOG, square)
+def _minus_log(exponent: _Floats, fraction: _Floats, work: list[_Floats]) -> _Floats:
+    """Return -ln(2^-e (1 + f)), in place of e."""
+    s, square, correction = work
+    np.divide(fraction, np.add(fraction, 2.0, out=s), out=s)
+    np.multiply(s, s, out=square)
+    _polynomial(LOG, square, correction)
     correction *= square
     np.subtract(fraction, correction, out=correction)
     correction *= s
-    correction += exponent * LN2_LOW
+    correction += np.multiply(exponent, LN2_LOW, out=s)
     correction -= fraction
     exponent *= LN2_HIGH
     exponent += correction
     return exponent
 
 
-def _turned(radius: _Floats, words: WordArray) -> tuple[_Floats, _Floats]:
+def _turned(
+    radius: _Floats, words: WordArray, work: list[_Floats], flags: list[_Flags]
+) -> tuple[_Floats, _Floats]:
     """Return the two coordinates of a point at the radius, turned by the angle that the word says."""
-    part = (words & np.uint64(2**61 - 1)).view(np.int64).astype(np.float64)
+    part, square, sine, cosine, more = work
+    bits = more.view(np.uint64)
+    np.copyto(part, np.bitwise_and(words, np.uint64(2**61 - 1), out=bits).view(np.int64))
     part *= 2.0**-61
-    square = part * part
-    sine = _polynomial(SIN, square)
+    np.multiply(part, part, out=square)
+    _polynomial(SIN, square, sine)
     sine *= square
     sine += QUARTER_PI
     sine *= part
     sine *= radius
-    cosine = _polynomial(COS, square)
+    _polynomial(COS, square, cosine)
     cosine *= square
     cosine += 1.0
     cosine *= radius
-    swapped = (words & np.uint64(1 << 61)) != 0
-    first, second = np.where(swapped, sine, cosine), np.where(swapped, cosine, sine)
-    for number, bits in ((first, words), (second, words << np.uint64(1))):
-        number.view(np.uint64)[:] ^= bits & _SIGN
-    return first, second
+    swapped = np.not_equal(np.bitwise_and(words, np.uint64(1 << 61), out=bits), 0, out=flags[0])
+    np.copyto(part, sine)
+    np.copyto(sine, cosine, where=swapped)
+    np.copyto(cosine, part, where=swapped)
+    np.bitwise_xor(first := cosine.view(np.uint64), np.bitwise_and(words, _SIGN, out=bits), out=first)
+    np.left_shift(words, np.uint64(1), out=bits)
+    np.bitwise_xor(second := sine.view(np.uint64), np.bitwise_and(bits, _SIGN, out=bits), out=second)
+    return cosine, sine
 
 
-def _polynomial(coefficients: tuple[float, ...], x: _Floats) -> _Floats:
-    value = x * coefficients[-1]
+def _polynomial(coefficients: tuple[float, ...], x: _Floats, value: _Floats) -> None:
+    """Write the polynomial's values at x."""
+    np.multiply(x, coefficients[-1], out=value)
     for coefficient in reversed(coefficients[1:-1]):
         value += coefficient
         value *= x
     value += coefficients[0]
-    return value

@@ -125,10 +125,9 @@ class _Buffered:
 
     def random_raw(self, size: int) -> WordArray:
         missing = 8 * size - len(self._left)
-        if missing > 0:
-            self._left += self._read(missing)
-        content, self._left = self._left[: 8 * size], self._left[8 * size :]
-        return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False)
+        content = self._left + self._read(missing) if missing > 0 else self._left
+        self._left = content[8 * size :]
+        return np.frombuffer(content, dtype="<u8", count=size).astype(np.uint64, copy=False)
 
 
 class _State(ISeedSequence):

@@ -16,7 +16,7 @@ from pdpsgd.sampling.words import BitGenerator
 UNIT_BITS = 32  # the unit is 2^-32 clipping norms, or down to half of it
 GRID_BITS = 10  # the grid's step is 2^-10 standard deviations, or down to half of it
 LARGEST_NOISE_MULTIPLIER = 2**22
-_BLOCK = 2**13  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
+_BLOCK = 2**15  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
 
 
 def unit_of(clipping_norm: float) -> float:
@@ -85,4 +85,6 @@ def add_noise(
         moved += part
         moved += half
         moved >>= scale.shift  # floor(x / step + 1/2): the same for all multiples of the step
-        noised[start : start + _BLOCK] = moved.astype(np.float64) * scale.step
+        np.copyto(noise, moved)
+        noise *= scale.step
+        noised[start : start + _BLOCK] = noise
