@@ -239,11 +239,9 @@ def test_settling_leaves_the_model_and_random_numbers_as_they_were():
             self.last = x
             return super().forward(x) + torch.rand(1)
 
-    module = Noting(3, 2)
+    module, data = Noting(3, 2), records_of((torch.randn(4, 3), torch.zeros(4)))
     gradients, state = ClippedGradients(module), torch.get_rng_state()
-    settle_layout(
-        gradients, records_of((torch.randn(4, 3), torch.zeros(4))), expected=64.0, limit=None, views=1
-    )
+    settle_layout(gradients, data, expected=64.0, limit=None, views=1)
     assert torch.equal(state, torch.get_rng_state())
     assert not hasattr(module, "last")
     assert module.calls == 0
