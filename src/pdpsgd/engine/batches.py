@@ -89,9 +89,9 @@ def same_but_for(rows: Sequence[int], one: Tensor, other: Tensor, size: int) -> 
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    kept = torch.ones(size, dtype=torch.bool)
+    kept = torch.ones(size, dtype=torch.bool, device=one.device)
     kept[list(rows)] = False
-    kept = kept.repeat_interleave(one.shape[0] // size).to(one.device)
+    kept = kept.repeat_interleave(one.shape[0] // size)
     before, after = one.detach()[kept], other.detach()[kept]
     if not before.is_floating_point():
         return bool(torch.equal(before, after))

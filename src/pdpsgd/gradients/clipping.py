@@ -53,7 +53,7 @@ class ClippedGradients:
         self.module = module
         self._recorder, self._forwards = instrument(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.sums: dict[nn.Parameter, Tensor] = dict.fromkeys(trained, torch.empty(0))
+        self.sums: dict[nn.Parameter, Tensor] = dict.fromkeys(trained, torch.empty(0, device="cpu"))
         devices = dict.fromkeys(parameter.device for parameter in trained)
         self.flat_sums = [_flat_sums(trained, device, self.sums) for device in devices]
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]

@@ -54,7 +54,7 @@ class Recorder:
         self.surveying: Survey | None = None  # a pass over a few rows that finds out what is batched
         self.survey: Survey | None = None  # what was found, for the model's inputs as they are given
         self.calls_so_far: Counter[Site] = Counter()  # of each layer, in this forward pass
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._backward = -1
 
     def active(self) -> bool:

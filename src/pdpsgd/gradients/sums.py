@@ -158,6 +158,6 @@ def _add(blocks: Tensor, total: Tensor) -> None:
     """Add the sums of blocks (blocks, ...) to `total`, in float64."""
     rows = blocks.flatten(1)
     if native.has_weighted_sums(rows, total):
-        native.add_weighted_rows(torch.ones(len(rows), dtype=torch.float64), rows, total)
+        native.add_weighted_rows(torch.ones(len(rows), dtype=torch.float64, device=rows.device), rows, total)
     else:
         total += blocks[0] if len(blocks) == 1 else blocks.sum(0, dtype=torch.float64)

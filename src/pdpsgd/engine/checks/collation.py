@@ -108,6 +108,7 @@ class _Collated:
     def of(cls, collate: Collate, items: Sequence[Any], seed: int = 0) -> _Collated:
         with seeded(seed):
             batch = collate(copy.deepcopy(list(items)))  # it may change them
+            # on the default device, where a collate function draws, too
             following = (float(torch.rand(())), random.random(), float(np.random.random()))  # noqa: NPY002
         a_list = isinstance(batch, (list, tuple)) and len(batch) == len(items)
         return cls(len(items), named_tensors(batch), a_list, following)

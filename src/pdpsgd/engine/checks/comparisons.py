@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -274,9 +274,9 @@ class Probe:
             if not torch.equal(state, torch.get_rng_state()):
                 return
             ordered = sorted_rows(self.batch, self.size)
-            shuffled = torch.randperm(self.size, generator=torch.Generator().manual_seed(0))
+            shuffled = torch.randperm(self.size, generator=torch.Generator().manual_seed(0), device="cpu")
             splits = [(ordered, self.size // 2), (shuffled, max(1, self.size // 4))]
-            splits += [(torch.tensor(self.rows), 1)] if self.examples < self.size else []
+            splits += [(torch.tensor(self.rows, device="cpu"), 1)] if self.examples < self.size else []
             found = {"mean", "sum"}
             for order, length in splits:
                 parts = [part for part in (order[:length], order[length:]) if len(part)]
@@ -333,9 +333,9 @@ class Probe:
 
     def _gradient(self, value: Tensor) -> Tensor:
         """Return the gradient of a number by plain autograd, all parameters in a row."""
-        if not value.requires_grad:
-            return torch.zeros(sum(parameter.numel() for parameter in self.parameters), dtype=torch.float64)
-        found = torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=True)
+        found: Sequence[Tensor | None] = [None] * len(self.parameters)
+        if value.requires_grad:
+            found = torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=True)
         return torch.cat(
             [
                 (torch.zeros_like(parameter) if part is None else part).flatten().double()
@@ -350,7 +350,7 @@ class Probe:
 
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
         if not len(one):
-            return torch.zeros(0, dtype=torch.bool)
+            return one.new_zeros(0, dtype=torch.bool)
         sizes: Tensor = torch.maximum(one.norm(dim=1), other.norm(dim=1))
         distances: Tensor = (one - other).norm(dim=1)
         return distances > self.tolerance * (sizes + 1e-3 * sizes.max())
@@ -402,7 +402,7 @@ def _flat(leaf: Tensor) -> Tensor:
 def weighted_sum(leaf: Tensor) -> Tensor:
     """Return a number in which every output of every example counts."""
     flat = leaf.reshape(leaf.shape[0], -1)
-    return (flat * torch.arange(1, flat.shape[1] + 1).to(flat).cos()).sum()
+    return (flat * torch.arange(1, flat.shape[1] + 1, device=flat.device).to(flat).cos()).sum()
 
 
 @contextmanager

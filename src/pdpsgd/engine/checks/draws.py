@@ -109,10 +109,11 @@ def _outputs(run: Callable[[Any], Any], inputs: Any, draws: _Draws) -> list[Tens
 
 def _repeated(inputs: Any, size: int, rows: int) -> Any:
     """Return a batch of some rows, from the first on and around again."""
-    places = torch.arange(rows) % size
-    return map_tensors(
-        lambda leaf: leaf.detach()[places.to(leaf.device)] if has_rows(leaf, size) else leaf, inputs
-    )
+
+    def change(leaf: Tensor) -> Tensor:
+        return leaf.detach()[torch.arange(rows, device=leaf.device) % size] if has_rows(leaf, size) else leaf
+
+    return map_tensors(change, inputs)
 
 
 def _drawn_outside_torch(begin: RandomStates, few: RandomStates, twice: RandomStates) -> bool:

@@ -79,7 +79,7 @@ def check_inputs_of_two_sizes(replay: Replay, rows: list[Tensor], earlier: Recor
     again = replay.again(lambda leaf: leaf, rows, given=in_this_size(replay, earlier))
     chosen = earlier.rows_for(replay.size)
     if views > 1:
-        chosen = (chosen[:, None] * views + torch.arange(views)).flatten()
+        chosen = (chosen[:, None] * views + torch.arange(views, device=chosen.device)).flatten()
     for before, after in zip(earlier.inputs, again, strict=True):
         if not same_but_for([], before[chosen], after, replay.size):
             if follow_size(earlier.numbers_before, numbers_of(replay, rows), earlier.size, replay.size):
@@ -127,7 +127,7 @@ class LossCheck:
             if _differ(together.flat(), moved.flat(), tolerance):
                 _refuse_loss()
         for replaced, change in _tries(self.size):
-            stay = torch.ones(self.size, dtype=torch.bool)
+            stay = torch.ones(self.size, dtype=torch.bool, device=together.rows.device)
             stay[replaced] = False
             changed = self._gradients(change, given=given, convert=convert)
             before, after = together.rows[stay], changed.rows[stay]
@@ -303,9 +303,11 @@ class LossCheck:
         }
         parts = [part for key, part in by_output.items() if key in self._by_row]
         size = len(outputs[0]) if self._by_row else self.size
-        rows = [part.reshape(size, -1).double() for part in parts] or [torch.zeros(size, 1)]
+        rows = [part.reshape(size, -1).double() for part in parts] or [result.new_zeros(size, 1)]
         scalars = [part.reshape(1).double() for key, part in by_output.items() if key not in self._by_row]
-        return _Gradients(by_output, torch.cat(rows, 1), torch.cat(scalars) if scalars else torch.zeros(0))
+        return _Gradients(
+            by_output, torch.cat(rows, 1), torch.cat(scalars) if scalars else result.new_zeros(0)
+        )
 
     def _scales_by_size(self) -> bool:
         """Whether something is divided by the number of examples, or of the outputs' numbers; or times its inverse."""
@@ -366,7 +368,7 @@ def _tries(size: int) -> Iterator[tuple[list[int], Change]]:
         yield _replacing([*range(row), *range(row + 1, size)], row, size)
     halves = torch.Generator().manual_seed(0)
     for _ in range(HALVES):
-        order = torch.randperm(size, generator=halves)
+        order = torch.randperm(size, generator=halves, device="cpu")
         yield _replacing(order[: max(1, size // 2)].sort().values.tolist(), int(order[-1]), size)
 
 
@@ -398,7 +400,7 @@ def _only(*rows: int) -> Change:
 
 def _spread(size: int, most: int) -> list[int]:
     """Return up to `most` places, spread over the batch."""
-    return sorted({round(place) for place in torch.linspace(0, size - 1, most).tolist()})
+    return sorted({round(place) for place in torch.linspace(0, size - 1, most, device="cpu").tolist()})
 
 
 def _are_same(

@@ -110,8 +110,9 @@ class _Trial:
     def check(self, loss_reduction: str) -> None:
         """Compare all rows together with parts of them."""
         size = self.made.size
-        together = self._gradients(torch.arange(size))
-        if not torch.equal(together, self._gradients(torch.arange(size))):
+        everybody = torch.arange(size, device="cpu")
+        together = self._gradients(everybody)
+        if not torch.equal(together, self._gradients(everybody)):
             _refuse("the same rows give another gradient when the loss is computed again")
         found = {"mean", "sum"}
         for rows in self._parts():
@@ -133,13 +134,14 @@ class _Trial:
 
     def _parts(self) -> Iterator[Tensor]:
         size = self.made.size
-        shuffled = torch.randperm(size)
+        shuffled = torch.randperm(size, device="cpu")
         for length in dict.fromkeys((size - 1, size // 2, size // 3, 7, 3)):
             if 0 < length < size:
                 yield shuffled[:length]
         for row in range(0, size, max(1, size // SINGLE_ROWS)):
-            yield torch.tensor([row])
-            yield torch.tensor([row, int(shuffled[row])]) if shuffled[row] != row else torch.tensor([row])
+            other = int(shuffled[row])
+            yield torch.tensor([row], device="cpu")
+            yield torch.tensor([row] if other == row else [row, other], device="cpu")
 
     def _gradients(self, rows: Tensor) -> Tensor:
         """Return the gradient of the loss of these rows, one row per example."""
@@ -203,15 +205,16 @@ def made_up(leaf: Tensor, rows: int, count: int, dtype: torch.dtype | None = Non
     """Return `count` random rows like those of the leaf: in its range, if that has a meaning."""
     leaf, dtype = leaf.detach(), dtype or leaf.dtype
     if not leaf.is_floating_point():
-        return leaf[torch.arange(count) % rows] if has_rows(leaf, rows) else leaf
+        return leaf[torch.arange(count, device=leaf.device) % rows] if has_rows(leaf, rows) else leaf
     if not has_rows(leaf, rows):
         return leaf.to(dtype)
-    made = torch.randn(count, *leaf.shape[1:], dtype=dtype).to(leaf.device)
-    scales = torch.tensor(SCALES, dtype=dtype).to(leaf.device)[torch.arange(count) // 2 % len(SCALES)]
+    made = torch.randn(count, *leaf.shape[1:], dtype=dtype, device="cpu").to(leaf.device)
+    turns = torch.arange(count, device=leaf.device) // 2 % len(SCALES)
+    scales = torch.tensor(SCALES, dtype=dtype, device=leaf.device)[turns]
     made = made * scales.reshape(-1, *[1] * (leaf.dim() - 1))
     lowest, highest = float(leaf.min()), float(leaf.max())
     if lowest >= 0 and highest <= 1 and leaf.numel() > 1:
-        is_distribution = leaf.dim() > 1 and torch.allclose(leaf.sum(1), torch.ones(()).to(leaf), atol=1e-4)
+        is_distribution = leaf.dim() > 1 and torch.allclose(leaf.sum(1), leaf.new_ones(()), atol=1e-4)
         return made.softmax(1) if is_distribution else made.sigmoid()
     if lowest >= 0:
         return made.exp()
@@ -223,8 +226,8 @@ def _made_up_targets(
 ) -> Any:
     """Return targets with the values that occur; every second one has a class of all that can occur."""
     each = 2 if classes else 1
-    chosen = torch.tensor(differing_rows(targets, size, most=min(TARGETS, count // each)))
-    rows = chosen[torch.arange(count) // each % len(chosen)]
+    chosen = torch.tensor(differing_rows(targets, size, most=min(TARGETS, count // each)), device="cpu")
+    rows = chosen[torch.arange(count, device=chosen.device) // each % len(chosen)]
 
     def change(leaf: Tensor) -> Tensor:
         if not has_rows(leaf, size):
@@ -244,8 +247,8 @@ def every_class(targets: Tensor, count: int) -> Tensor:
     [7, 0, 7, 1, 7, 2]
     """
     made = targets.detach().clone()
-    rows = torch.arange(len(made)).reshape(-1, *[1] * (made.dim() - 1)) // 2
-    inside = torch.arange(made[0].numel()).reshape(made.shape[1:])
+    rows = torch.arange(len(made), device=made.device).reshape(-1, *[1] * (made.dim() - 1)) // 2
+    inside = torch.arange(made[0].numel(), device=made.device).reshape(made.shape[1:])
     made[1::2] = ((rows + inside) % count).expand_as(made).to(made)[1::2]
     return made
 

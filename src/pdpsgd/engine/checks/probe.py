@@ -91,7 +91,7 @@ def check_model(
     """
     if size < 2:
         return
-    numbers = torch.zeros(size)  # from their count, the loss knows that of the examples
+    numbers = torch.zeros(size, device="cpu")  # from their count, the loss knows that of the examples
     with _probing(module, size, (inputs, numbers), "mean") as probe:
         leaves = tensors(probe.outputs_of_few())
         places = [

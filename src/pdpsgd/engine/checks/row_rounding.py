@@ -165,7 +165,7 @@ def _made_up(leaf: Tensor) -> Tensor:
     if not leaf.is_floating_point():
         return leaf
     generator = torch.Generator().manual_seed(leaf.numel())
-    return torch.randn(leaf.shape, generator=generator).to(leaf)
+    return torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
 
 def _repeats(part: Tensor, first: Tensor) -> bool:

@@ -33,7 +33,7 @@ def differing_rows(tree: Any, size: int, *, most: int) -> list[int]:
     candidates += [_one_of_each(leaf, most) for leaf in leaves if not leaf.is_floating_point()]
     for place in range(most):  # in turn, so that no tensor takes all the places
         found |= {rows[place]: None for rows in candidates if place < len(rows)}
-    spread = torch.linspace(0, size - 1, min(most, size)).round().long().tolist()
+    spread = torch.linspace(0, size - 1, min(most, size), device="cpu").round().long().tolist()
     return sorted(list(dict.fromkeys([*found, *spread]))[:most])
 
 
@@ -46,7 +46,7 @@ def sorted_rows(tree: Any, size: int) -> Tensor:
     leaves = [leaf.detach() for leaf in tensors(tree) if has_rows(leaf, size)]
     by_class = [leaf for leaf in leaves if not leaf.is_floating_point()]
     chosen = (by_class or leaves)[-1:]  # targets come last
-    keys = [_size_of_rows(leaf) for leaf in chosen] or [torch.zeros(size)]
+    keys = [_size_of_rows(leaf) for leaf in chosen] or [torch.zeros(size, device="cpu")]
     return keys[0].argsort(stable=True).cpu()
 
 

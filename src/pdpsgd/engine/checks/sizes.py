@@ -53,7 +53,7 @@ class Recorded:
 
     def rows_for(self, size: int) -> Tensor:
         """Return which of its examples stand in a batch of another size: all in turn."""
-        return torch.arange(size) % self.size
+        return torch.arange(size, device="cpu") % self.size
 
 
 def check_nothing_is_kept(replay: Replay, wanted: Sequence[Tensor], earlier: Recorded) -> None:
