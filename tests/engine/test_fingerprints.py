@@ -55,7 +55,7 @@ class Items(Dataset[Any]):
         return self.values[index] + (self.noise() if self.noise else 0.0), index
 
 
-def test_a_dataset_is_known_by_its_length_and_items_spread_over_it() -> None:
+def test_a_dataset_is_known_by_its_length_and_all_its_items() -> None:
     original = fingerprint_data(Items(X))
     assert original == fingerprint_data(Items(X.clone()))
     assert original != fingerprint_data(Items(X[:-1]))
@@ -64,7 +64,7 @@ def test_a_dataset_is_known_by_its_length_and_items_spread_over_it() -> None:
         changed[item] += 1
         assert fingerprint_data(Items(changed)) != original
     long = torch.zeros(1000)
-    for item in (0, 999):
+    for item in (0, 1, 437, 998, 999):
         changed = long.clone()
         changed[item] = 1
         assert fingerprint_data(Items(changed)) != fingerprint_data(Items(long))

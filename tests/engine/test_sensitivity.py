@@ -2,7 +2,8 @@
 
 Searched over models, precisions, reductions, sizes, extreme values, physical batches, views and, where people have many
 records, who has how many of which how many take part (K). The same key draws the
-same people, so what differs is the record alone; distances are taken of what noise is added to.
+same people, so what differs is the record alone; distances are taken of what noise is added to. With two ranks, the
+same search is in ranks/worker.py.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def records(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def noise_free_sum(case: Case, *, supplied: bool) -> Tensor:
-    """Take one step through the engine, and return what noise would be added to."""
+    """Take one step through the engine, and return what noise would be added to; of many ranks, on the first."""
     inputs, targets = records(case)
     whose = persons(case)
     if not supplied:
@@ -181,9 +182,9 @@ def noise_free_sum(case: Case, *, supplied: bool) -> Tensor:
     torch.manual_seed(case.seed)
     module = KINDS[case.kind].build().to(case.dtype)
     criterion = partial(functional.cross_entropy, reduction=case.reduction)
-    double = Recording(inner=WithoutNoise())
+    double, engine = Recording(inner=WithoutNoise()), PrivacyEngine(watch_loop=False)
     with released_by(double):
-        module, optimizer, loader = PrivacyEngine(watch_loop=False).make_private(
+        module, optimizer, loader = engine.make_private(
             module=module,
             optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
             data_loader=(inputs, targets),
@@ -202,7 +203,8 @@ def noise_free_sum(case: Case, *, supplied: bool) -> Tensor:
         optimizer.zero_grad()
         criterion(module(repeat(some)), repeat(labels)).backward()
         optimizer.step()
-    return torch.cat([total.flatten() for total in double.totals[0]])
+    totals = double.totals[0] if engine.ranks.first else []
+    return torch.cat([torch.zeros(0), *(total.flatten() for total in totals)])
 
 
 def clip_norm_of(case: Case) -> float:

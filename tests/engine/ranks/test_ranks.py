@@ -17,6 +17,7 @@ from pdpsgd.errors import PdpsgdError
 from pdpsgd.ledger import Ledger
 
 WORKER = Path(__file__).with_name("worker.py")
+ROOT = WORKER.parents[3]
 TIMEOUT = 300
 
 
@@ -43,6 +44,7 @@ class Finished:
             "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(world_size),
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         processes = [
             subprocess.Popen(
@@ -69,7 +71,7 @@ class Finished:
 
 TASKS = [
     *("compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"),
-    *("sources", "noninterference", "unseen_on_one_rank"),
+    *("sources", "noninterference", "unseen_on_one_rank", "sensitivity"),
 ]
 
 
@@ -156,8 +158,10 @@ def test_ranks_that_find_people_s_records_in_different_places_are_stopped(two_ra
 
 
 def test_one_differing_record_among_hundreds_that_are_no_tensors_is_found(two_ranks):
-    found = two_ranks.found("differ_in_one_of_many")
-    assert all("same data on all ranks" in one["data"] for one in found)
+    for one in two_ranks.found("differ_in_one_of_many"):
+        assert "same data on all ranks" in one["another"]
+        assert "same data on all ranks" in one["held twice"]
+        assert one["the same"] == ""
 
 
 def test_ranks_with_different_models_are_stopped_and_those_with_the_same_are_not(two_ranks):
@@ -195,6 +199,14 @@ def test_code_that_the_guards_of_one_rank_cannot_see_through_is_in_every_rank_s_
     assert "on another rank" in first["reasons"][0]["sentence"]
     assert [reason["code"] for reason in second["reasons"]] == ["unseen-code"]
     assert "backward() was given a gradient" in second["reasons"][0]["sentence"]
+
+
+def test_with_ranks_too_a_record_moves_the_noise_free_sum_by_its_clipping_norm_at_most(two_ranks):
+    first, second = two_ranks.found("sensitivity")
+    assert [one["case"] for one in first] == [one["case"] for one in second]
+    assert len(first) >= 20
+    assert sum(one["distance"] > 0 for one in first) >= 5, "records that move nothing say nothing"
+    assert all(one["distance"] <= one["clip norm"] for one in first)
 
 
 @pytest.mark.parametrize("how", ["in one go", "resumed"])

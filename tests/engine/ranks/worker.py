@@ -207,11 +207,17 @@ class Items(Dataset):
 
 
 def differ_in_one_of_many(folder):
-    """One of 300 items is another one on rank 1, and no other rank reads it for its own people."""
-    plan = make_plan(people=(200, 100))
+    """One of 300 items, which rank 1 alone reads for its people, is another one there; or is one of rank 0's, too."""
+    plan, rank = make_plan(people=(200, 100)), int(os.environ["RANK"])
     inputs, targets = make_data(plan.people)
-    inputs[123] += int(os.environ["RANK"])
-    return {"data": refusal(plan, data=Items(inputs, targets))}
+    other, twice = inputs.clone(), torch.arange(plan.people)
+    other[123] += rank
+    twice[123] -= rank
+    return {
+        "another": refusal(plan, data=Items(other, targets)),
+        "held twice": refusal(plan, data=Items(inputs[twice], targets[twice])),
+        "the same": refusal(plan, data=Items(inputs, targets)),
+    }
 
 
 def differ_in_models(folder):
@@ -332,6 +338,34 @@ def noninterference(folder):
             found[name]["replayed"] = published_by_fit(
                 folder / name / "replayed", others, interrupted=interrupted
             )
+    return found
+
+
+def sensitivity(folder):
+    """Search as in test_sensitivity.py; every rank generates the same cases."""
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    from tests.engine.test_sensitivity import cases, clip_norm_of, noise_free_sum
+
+    found = []
+
+    @settings(
+        max_examples=25,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases())
+    def search(case):
+        whole, without = (noise_free_sum(case, supplied=supplied) for supplied in (True, False))
+        distance = float((whole - without).norm())
+        found.append({"case": str(case), "distance": distance, "clip norm": clip_norm_of(case)})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        search()
     return found
 
 
