@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import pdpsgd
+from pdpsgd.errors import PdpsgdError
 
 
 def run_steps(run) -> None:
@@ -46,7 +47,10 @@ def test_fit_leaves_a_frozen_batch_norm_alone():
     assert int(norm.num_batches_tracked) == 0
 
 
-@pytest.mark.parametrize("wrap", [parametrizations.spectral_norm, parametrizations.weight_norm])
+PARAMETRIZATIONS = [parametrizations.spectral_norm, parametrizations.weight_norm, parametrizations.orthogonal]
+
+
+@pytest.mark.parametrize("wrap", PARAMETRIZATIONS)
 def test_parametrizations_are_trained(private, wrap):
     module = nn.Sequential(wrap(nn.Linear(5, 8)), nn.Tanh(), nn.Linear(8, 3))
     before = module[0].parametrizations.weight.state_dict()
@@ -54,6 +58,19 @@ def test_parametrizations_are_trained(private, wrap):
     run_steps(private(module=module))
     after = module[0].parametrizations.weight.state_dict()
     assert any(not torch.equal(before[name], value) for name, value in after.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("wrap", "names"),
+    [(nn.utils.weight_norm, "0.weight_g, 0.weight_v"), (nn.utils.spectral_norm, "0.weight_orig")],
+)
+def test_weights_that_a_hook_computes_outside_the_forward_are_refused_by_name(private, wrap, names):
+    module = nn.Sequential(wrap(nn.Linear(5, 8)), nn.Tanh(), nn.Linear(8, 3))
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    with pytest.raises(PdpsgdError, match=f"Parameters {names} were used outside their own module's forward"):
+        run_steps(private(module=module))
+    assert all(torch.equal(*pair) for pair in zip(before, module.parameters(), strict=True))
 
 
 def test_of_two_networks_with_an_optimizer_each_one_may_be_private(private):
