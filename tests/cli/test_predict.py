@@ -101,6 +101,5 @@ def test_images_are_scored_by_file(run, tmp_path):
     assert alone.exit_code == 0, alone.output
     one = pl.read_csv("one.csv").row(0)
     expected = next(row for row in scored.iter_rows() if row[0] == "3.png")
-    assert one == pytest.approx(expected) or (
-        one[:2] == expected[:2] and one[2] == pytest.approx(expected[2])
-    )
+    assert one[:2] == expected[:2]
+    assert one[2:] == pytest.approx(expected[2:], rel=1e-4)  # in float32, among four and alone

@@ -123,6 +123,10 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+NO_UTF8 = "no UTF-8"
+"""In what is said of files with other letters: whose line it is shows somebody's record, so it is never published."""
+
+
 @dataclass(frozen=True)
 class CsvFormat:
     """How a CSV file is written: what stands between cells, how numbers and letters are written."""
@@ -144,7 +148,8 @@ class CsvFormat:
         """Say what was guessed."""
         if self.encoding == "utf8":
             return None
-        return f"{name} is no UTF-8: it was read as {self.encoding} (Latin-1). Look whether its letters came out right."
+        read = f"Lines of {name} that are {NO_UTF8} were read as {self.encoding} (Latin-1)."
+        return f"{read} Look whether they came out right."
 
 
 def csv_format(path: Path) -> CsvFormat:
@@ -186,7 +191,28 @@ def _check_csv(path: Path) -> None:
 def _read_csv(path: Path, how: CsvFormat) -> Any:
     import polars
 
-    return _read(polars.read_csv, path, CSV, encoding=how.encoding, **how.options)
+    if how.encoding == "utf8":
+        return _read(polars.read_csv, path, CSV, **how.options)
+    return _read(
+        lambda place, **options: polars.read_csv(_line_by_line(place, how.encoding), **options),
+        path,
+        CSV,
+        **how.options,
+    )
+
+
+def _line_by_line(path: Path, encoding: str) -> bytes:
+    """Turn lines that are no UTF-8 into UTF-8, each by itself: how a row is read must not depend on other rows."""
+
+    def in_utf8(line: bytes) -> bytes:
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError:
+            return line.decode(encoding, errors="replace").encode("utf-8")
+        return line
+
+    with open(path, "rb") as file:
+        return b"".join(map(in_utf8, file))
 
 
 def _check_parquet(path: Path) -> None:

@@ -140,6 +140,7 @@ def pate(
     for note in inputs.notes:
         screen.say(f"Note: {note}")
     inputs = replace(inputs, ledger_off=own_data and ledger.no_ledger)
+    _check_public(public, data, inputs)
     held, budgets, shown = _split(inputs, public, own_data=own_data)
     vote = _Vote(held, budgets, shown, mechanism, weights, teachers, spread, seed)
     with _folder_of(run_folder, f"{Path(data).stem}-{mechanism}") as folder:
@@ -154,6 +155,30 @@ def pate(
 
     screen.say(f"Report:  {write_run_report(folder.path)}")
     screen.write_json(shared.dump({**result.to_dict(), "run_folder": str(folder.path)}))
+
+
+def _check_public(public: str, data: str, inputs: TrainingInputs) -> None:
+    """Refuse people of the list as public examples: the student learns from them without noise."""
+    from pdpsgd.budgets.readers import has_column, read_columns
+    from pdpsgd.data.people import TABLES
+
+    file = Path(public)
+    if file.exists() and Path(data).exists() and file.samefile(data):
+        fail(
+            f"Expected examples of nobody who has to be protected. Got --public {public}: people's own records."
+        )
+    id_column = None if inputs.schema is None else inputs.schema.id_column
+    listed = inputs.budgets
+    if id_column is None or listed is None or not listed.named or file.suffix.lower() not in TABLES:
+        return
+    if not file.is_file() or not has_column(file, id_column):
+        return
+    both = set(map(str, listed.ids.tolist())) & set(map(str, read_columns(file, [id_column])[0][id_column]))
+    if both:
+        fail(
+            f"Expected examples of nobody who has to be protected. Got {min(both)!r} in {public} and on the list: "
+            "the student learns from these rows without noise."
+        )
 
 
 def _split(

@@ -39,6 +39,7 @@ from pdpsgd.cli.training_options import (
     with_task_of,
 )
 from pdpsgd.errors import fail
+from pdpsgd.planning.verdict import NOT_FOR_RELEASE
 from pdpsgd.training.options import OUTPUT, PLAN
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.versions import versions
@@ -138,7 +139,7 @@ def train(
         )
     for note in inputs.notes:
         screen.say(f"Note: {note}")
-    place, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data)
+    place, inputs = _ledger_of(inputs, place, ledger, screen, own_data=own_data, by_files=by_files)
     options, claimed = _completed(options, ready, inputs, data, quiet=quiet)
     with claimed:
         network = _network(inputs, options, screen)
@@ -213,11 +214,22 @@ def _rehearse(
 
 
 def _ledger_of(
-    inputs: TrainingInputs, place: str | None, asked: TrainingLedger, screen: shared.Screen, *, own_data: bool
+    inputs: TrainingInputs,
+    place: str | None,
+    asked: TrainingLedger,
+    screen: shared.Screen,
+    *,
+    own_data: bool,
+    by_files: bool,
 ) -> tuple[str | None, TrainingInputs]:
     """Say where the ledger of these people is, or note that none is kept where one should be."""
     if place is None:
         off = own_data and (asked.no_ledger or knows_some(default_place(), inputs.budgets))
+        if own_data and by_files and not asked.no_ledger:
+            screen.say(
+                "Note: A ready plan or a history is counted by itself: this run is entered in no ledger. What people "
+                "allow is promised for it alone, and a later run has to be planned with it as --history."
+            )
         return None, replace(inputs, ledger_off=off)
     if inputs.budgets is not None and not inputs.budgets.named and asked.ledger is None:
         screen.say(
@@ -373,7 +385,10 @@ def _show(result: TrainingResult, screen: shared.Screen, classes: Sequence[str])
         screen.say("No test people, so no accuracy: give --test-file or --test-share.")
     for sentence in result.verdict.sentences:
         screen.say(sentence)
-    screen.say(f"Folder:  {result.run_folder} (public/ may be published; people/ and private/ may not)")
+    may = "public/ may be published; people/ and private/ may not"
+    if result.verdict.outcome == NOT_FOR_RELEASE:
+        may = "nothing in it is for release"
+    screen.say(f"Folder:  {result.run_folder} ({may})")
 
 
 def _show_chosen(

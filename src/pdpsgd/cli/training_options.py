@@ -251,8 +251,9 @@ def with_calibration(
         color=not how.gray,
         people_file=how.people_file,
     )
-    known = set() if inputs.budgets is None or not inputs.budgets.named else set(inputs.budgets.ids.tolist())
-    both = known & set(others.ids.tolist())
+    named = inputs.budgets is not None and inputs.budgets.named
+    known = set(map(str, inputs.budgets.ids.tolist())) if named and inputs.budgets is not None else set()
+    both = known & set(map(str, others.ids.tolist()))  # as text: one odd id makes all ids of a file text
     if others.named and both:
         fail(
             f"Expected people outside the list, to calibrate on. Got {min(both, key=str)!r} in {calibrate} and on the "

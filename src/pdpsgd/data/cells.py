@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import narwhals as nw
@@ -29,6 +30,37 @@ def text_of(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
+
+
+def key_of(value: Any) -> str:
+    """Return what a cell and a category are compared by: a number always written in the same way.
+
+    Guarantee: depends on this cell alone. A reader takes a column for numbers or for text by looking at all rows, so
+    that a cell comes as 1, as 1.0 or as "01": all of them are the same, whatever other people's cells hold.
+
+    >>> key_of(" nurse"), key_of(3), key_of("03"), key_of("1.50"), key_of(True)
+    ('nurse', '3', '3', '1.5', 'true')
+    """
+    text = text_of(value)
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return str(int(number)) if number.is_integer() else str(number)
+
+
+def places_of(names: Sequence[str], what: str) -> dict[str, int]:
+    """Number categories or classes by their keys; refuses two that are the same number."""
+    places: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if key_of(name) in places:
+            fail(
+                f"Expected {what} that differ as numbers, too. Got {names[places[key_of(name)]]!r} and {name!r}."
+            )
+        places[key_of(name)] = index
+    return places
 
 
 def cells(series: nw.Series[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdpsgd._typing import FloatArray
-from pdpsgd.data.cells import text_of
+from pdpsgd.data.cells import key_of
 from pdpsgd.data.schema import Categorical, Numeric
 from pdpsgd.errors import shown
 
@@ -36,8 +36,8 @@ class Remarks:
     def see_categories(self, name: str, values: Sequence[Any], column: Categorical) -> None:
         """Count what a column of categories lacks, and which of its values no category is."""
         self._count(self.missing, name, sum(value is None for value in values))
-        known = set(column.categories)
-        unknown = [value for value in values if value is not None and text_of(value) not in known]
+        known = set(map(key_of, column.categories))
+        unknown = [value for value in values if value is not None and key_of(value) not in known]
         if unknown:
             self._example.setdefault(name, shown(unknown[0]))
         self._count(self.unknown, name, len(unknown))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pdpsgd._typing import FloatArray
 from pdpsgd.budgets.readers import Frame, Source, column_names, open_table
-from pdpsgd.data.cells import cells, days_of, numbers_of, text_of
+from pdpsgd.data.cells import cells, days_of, key_of, numbers_of, places_of
 from pdpsgd.data.drafting import MOST_CATEGORIES, draft_schema
 from pdpsgd.data.remarks import Remarks
 from pdpsgd.data.schema import (
@@ -141,9 +141,9 @@ def encode_numbers(values: FloatArray, column: Numeric) -> Floats:
 
 
 def _encode_categories(values: list[Any], column: Categorical) -> Floats:
-    place = {category: index for index, category in enumerate(column.categories)}
+    place = places_of(column.categories, "categories")
     other = len(place)
-    indices = [other if value is None else place.get(text_of(value), other) for value in values]
+    indices = [other if value is None else place.get(key_of(value), other) for value in values]
     encoded = np.zeros((len(values), other + 1), dtype=np.float32)
     encoded[np.arange(len(values)), indices] = 1
     return encoded
@@ -163,10 +163,10 @@ def encode_label(
                 "missing. A person whose record is left out may stay on the list."
             )
         return encode_numbers(numbers, Numeric(*schema.label_range))[:, 0]
-    place = {name: index for index, name in enumerate(schema.classes)}
+    place = places_of(schema.classes, "classes")
     targets = np.empty(len(frame), dtype=np.int64)
     for index, value in enumerate(cells(frame[schema.label])):
-        target = None if value is None else place.get(text_of(value))
+        target = None if value is None else place.get(key_of(value))
         if target is None:
             got = "It is missing." if value is None else f"Got {value!r}."
             fail(

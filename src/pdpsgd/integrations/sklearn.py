@@ -201,10 +201,10 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
     _share_of_rate = 1.0
 
     def _records_per_person(self, inputs: TrainingInputs) -> int | None:
+        """Return the setting; one record where people are named, whether or not anybody has more."""
         if self.records_per_person is not None or inputs.record_ids is None:
             return self.records_per_person
-        ids = inputs.record_ids
-        return 1 if len(set(ids.tolist())) < len(ids) else None
+        return 1
 
     def _network(self, features: int, outputs: int) -> nn.Module:
         from pdpsgd.models.networks import by_name

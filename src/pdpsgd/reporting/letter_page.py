@@ -160,9 +160,11 @@ def _warning(head: Letterhead) -> list[str]:
     ]
 
 
-def _odds(epsilon: float, delta: float) -> str:
+def _odds(epsilon: float, delta: float, verb: str) -> str:
     right = times_right(epsilon, delta)
-    return "nearly always right" if right > CERTAIN else f"right at most {right} times out of 100"
+    return (
+        "may be nearly always right" if right > CERTAIN else f"{verb} right at most {right} times out of 100"
+    )
 
 
 def _chance(delta: float) -> str:
@@ -209,7 +211,7 @@ def _done(head: Letterhead, promise: Promise) -> str:
     when = f"On {settings['date']}, " if settings.get("date") else ""
     who = head.operator or "whoever sends you this letter"
     data = f" from {settings['data']}" if settings.get("data") else ""
-    what = f"{when}{who} trained a model, named {head.run.name},{data}"
+    what = f"{when}{who} trained a model, named {head.run.name}{data and ','}{data}"
     purpose = f"{what}. It is for: {head.purpose.rstrip('.')}." if head.purpose else f"{what}."
     first = purpose[:1].upper() + purpose[1:]
     if not head.used[promise.level]:
@@ -239,12 +241,13 @@ def _reveals(head: Letterhead, promise: Promise, person: Person | None) -> str:
         return _p("There is no limit, as you asked for none.")
     many = head.run.settings.get("records_per_person") is not None
     right = times_right(epsilon, delta)
+    model = "the model" if person is None else "all models together that you allow"
     return (
         _p(
             "Imagine somebody who knows everything about everybody else, and wants to find out whether "
             f"{'any of your records were' if many else 'your record was'} used. By guessing they are right 50 times "
             f"out "
-            f"of 100. With the model, and with all that is published about it, they are {_odds(epsilon, delta)}, "
+            f"of 100. With {model}, and with all that is published about it, they {_odds(epsilon, delta, 'are')}, "
             "whatever they do and however long they try."
         )
         + _scale(right)
@@ -280,11 +283,11 @@ def _over_all(promise: Promise, person: Person | None) -> str:
             "An account is kept of all models that are trained with your record. Up to now there is none."
         )
     head = "".join(f"<th>{name}</th>" for name in ("date", "model", "right at most, of 100"))
-    together = _odds(person.spent_epsilon, person.delta)
+    together = _odds(person.spent_epsilon, person.delta, "is")
     return (
         _p("An account is kept of all models that your record may have been used for:")
         + f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        + _p(f"From all of them together, anybody is {together}. {_left(person)}")
+        + _p(f"From all of them together, anybody {together}. {_left(person)}")
         + _not_kept(person)
     )
 
@@ -305,13 +308,15 @@ def _epsilon_of(charge: PersonCharge, person: Person) -> float:
 
 def _right(epsilon: float, delta: float) -> str:
     right = times_right(epsilon, delta)
-    return "nearly always" if right > CERTAIN else str(right)
+    return "nearly always" if right > CERTAIN else f"{right} times of 100"
 
 
 def _left(person: Person) -> str:
     if math.isinf(person.epsilon):
         return "You set no limit."
-    allowed = f"You allow {_right(person.epsilon, person.delta)}."
+    if person.epsilon == 0 or person.delta == 0:
+        return "You allow nothing now: your record is not used again."
+    allowed = f"You allow that they are right {_right(person.epsilon, person.delta)}."
     if person.left_epsilon <= 0:
         return f"{allowed} Nothing is left: your record is not used again unless you allow more."
     return f"{allowed} Something is left, so that your record may be used again within that limit."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.budgets.readers import NO_UTF8
 from pdpsgd.data.people import PeopleData
 from pdpsgd.data.preprocessing import Preprocessing
 from pdpsgd.errors import fail
@@ -135,7 +136,7 @@ class TrainingInputs:
         known: dict[str, Any] = {
             "data": self.name,
             "classes": list(self.classes),
-            "notes": list(self.notes),
+            "notes": [note for note in self.notes if NO_UTF8 not in note],
             **read_by,
             **({"rehearsal": True} if self.rehearsal else {}),
         }

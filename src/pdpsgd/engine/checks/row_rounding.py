@@ -161,9 +161,9 @@ def _possible_inputs(example: Batch) -> Iterator[Any]:
 
 
 def _made_up(leaf: Tensor) -> Tensor:
-    """Return a tensor of normal numbers; whole numbers (tokens, masks) are kept as they are."""
+    """Return a tensor of normal numbers; of ones, where whole numbers (tokens, masks) or truth values are wanted."""
     if not leaf.is_floating_point():
-        return leaf
+        return torch.ones_like(leaf)
     generator = torch.Generator().manual_seed(leaf.numel())
     return torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
