@@ -95,3 +95,19 @@ def test_what_is_refused_leaves_nothing_behind(run, tmp_path, options, message) 
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "r").exists()
+
+
+def test_people_of_the_list_are_no_public_examples(run, tmp_path) -> None:
+    own_files(tmp_path)
+    listed = ("--budgets", "people.csv", "--id-column", "person", "--yes", "--no-ledger")
+    result = run("pate", "images.npz", *listed, "--public", "images.npz", "--teachers", "100")
+    assert result.exit_code == 2
+    assert "Got --public images.npz: people's own records" in " ".join(result.output.split())
+    rows = [f"{i},{i % 7},{i % 2}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["person,x,y", *rows]) + "\n")
+    (tmp_path / "b.csv").write_text("\n".join(["person,epsilon", *(f"{i},20" for i in range(40))]) + "\n")
+    (tmp_path / "p.csv").write_text("\n".join(["person,x", "7,3", "x1,2"]) + "\n")  # one id makes all of them text
+    table = ("pate", "t.csv", "--label", "y", "--id-column", "person", "--budgets", "b.csv", "--yes")
+    result = run(*table, "--no-ledger", "--public", "p.csv", "--teachers", "5")
+    assert result.exit_code == 2
+    assert "Got '7' in p.csv and on the list" in " ".join(result.output.split())
