@@ -49,7 +49,7 @@ def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside:
         known = np.isin(ids, all_ids(connection))
         if known.any():
             fail(
-                f"Expected people who are not in the ledger yet. {str(ids[known][0])!r} is, and "
+                f"Expected people who are not in the ledger yet. {shown(str(ids[known][0]))} is, and "
                 f"{int(known.sum()) - 1:,} more of these. What they allow is changed with `pdpsgd ledger consent`."
             )
     numbers = np.arange(start, start + ids.size)
@@ -88,7 +88,7 @@ def strangers(connection: Connection, budgets: Budgets) -> Budgets | None:
             one = int(np.flatnonzero(known)[number])
             more = f" (and {int(other.sum()) - 1:,} more)" if other.sum() > 1 else ""
             fail(
-                f"Expected what people allow as the ledger has it. {str(ids[one])!r} allows epsilon "
+                f"Expected what people allow as the ledger has it. {shown(str(ids[one]))} allows epsilon "
                 f"{now.epsilon[number]:g} at delta {now.delta[number]:g} there, and {budgets.epsilon[one]:g} at "
                 f"{budgets.delta[one]:g} in this list{more}. A list never changes what somebody has allowed. If they "
                 "changed it, record that first, with pdpsgd ledger consent FILE; else correct the list."
@@ -198,7 +198,7 @@ def numbers_of(connection: Connection, ids: IdArray) -> IntArray:
     if (numbers < 0).any():
         stranger = ids[numbers < 0][0]
         fail(
-            f"Expected people of the ledger. {str(stranger)!r} is not one of them"
+            f"Expected people of the ledger. {shown(str(stranger))} is not one of them"
             f"{f' (nor are {int((numbers < 0).sum()) - 1:,} more)' if (numbers < 0).sum() > 1 else ''}: "
             "enroll them first."
         )
@@ -233,7 +233,7 @@ def texts_of(connection: Connection, ids: IdArray) -> IdArray:
     known = id_kind(connection)
     if known and kind != known:
         fail(
-            f"Expected ids that are {known}, as those in the ledger. Got {kind}, such as {ids.tolist()[0]!r}."
+            f"Expected ids that are {known}, as those in the ledger. Got {kind}, such as {shown(ids.tolist()[0])}."
         )
     return ids if ids.dtype.kind == "U" else np.array([str(name) for name in ids.tolist()], dtype=str)
 

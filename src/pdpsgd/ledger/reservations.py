@@ -336,7 +336,7 @@ def _refuse_overspending(connection: Connection, total: Amounts, mine: Amounts, 
         if getattr(after, key)[person] > getattr(allows, key)[person]
     ]
     fail(
-        f"{beginning} {int(over.sum()):,} people no longer allow it. {name!r} would come to {', '.join(short)}. "
+        f"{beginning} {int(over.sum()):,} people no longer allow it. {shown(name)} would come to {', '.join(short)}. "
         "Somebody has spent or changed a consent since the plan was made: cancel what is reserved, and plan again."
     )
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.gaussian import for_distinct, gaussian_epsilon
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, shown
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import UNIT_B, UNIT_D, Amounts
 from pdpsgd.ledger.consents import current, people_count
@@ -33,7 +33,7 @@ def read_person(connection: Connection, name: str) -> Person:
     p = schema.people.c
     row = connection.execute(select(p.number, p.kappa, p.set_aside).where(p.id == name)).one_or_none()
     if row is None:
-        fail(f"Expected somebody of the ledger. {name!r} is not enrolled.")
+        fail(f"Expected somebody of the ledger. {shown(name)} is not enrolled.")
     taken = _charges(connection, row.number)
     consents = _consents(connection, row.number, row.kappa, taken)
     last, charged = consents[-1], [charge for _, charge, _ in taken if charge.state in CHARGED]
