@@ -106,7 +106,9 @@ def test_people_of_the_list_are_no_public_examples(run, tmp_path) -> None:
     rows = [f"{i},{i % 7},{i % 2}" for i in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(["person,x,y", *rows]) + "\n")
     (tmp_path / "b.csv").write_text("\n".join(["person,epsilon", *(f"{i},20" for i in range(40))]) + "\n")
-    (tmp_path / "p.csv").write_text("\n".join(["person,x", "7,3", "x1,2"]) + "\n")  # one id makes all of them text
+    (tmp_path / "p.csv").write_text(
+        "\n".join(["person,x", "7,3", "x1,2"]) + "\n"
+    )  # one id makes all of them text
     table = ("pate", "t.csv", "--label", "y", "--id-column", "person", "--budgets", "b.csv", "--yes")
     result = run(*table, "--no-ledger", "--public", "p.csv", "--teachers", "5")
     assert result.exit_code == 2
