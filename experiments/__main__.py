@@ -97,8 +97,9 @@ def reproduce(
         from experiments.filters import run_filters
         from experiments.least_squares import run_least_squares
         from experiments.table_3 import run_table_3
+        from experiments.table_3_networks import run_table_3_networks
 
-        studies = (run_table_3, run_fairness, run_filters, run_least_squares)
+        studies = (run_table_3, run_table_3_networks, run_fairness, run_filters, run_least_squares)
         study = dict(zip(OWN_RECORDS, studies, strict=True))[what]
         for path in study(
             output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)

@@ -17,10 +17,25 @@ def test_the_page_shows_means_labels_and_what_was_not_run() -> None:
         for seed, a in ((0, 0.8), (1, 0.9))
     ]
     page = write_page(runs)
-    assert "| pate | 85.00 ± 7.07 |  |  | 53 | 96.0 | 9 | 900 | 2 |" in page
+    assert "| pate | 85.00 ± 7.07 |  |  |  | 53 | 96.0 | 9 | 900 | 2 |" in page
+    assert "The paper's CNN throughout" not in page
     assert "| i-pate-upsample | not run |" in page
     assert "97.24" in page
     assert "SVHN, 34" not in page
+
+
+def test_networks_have_a_table_of_their_own() -> None:
+    run = {"dataset": "svhn", "case": "54/37/9", "seed": 0, "processor_seconds": 9, "megabytes": 900}
+    page = write_page(
+        [
+            {**run, "system": "pdp-sgd-exact after public labels", "accuracy": 0.5},
+            {**run, "system": "pdp-sgd-exact after public labels", "accuracy": 0.7, "at_start": 0.6}
+            | {"network": "cnn"},
+        ]
+    )
+    linear, networks = page.split("The paper's CNN throughout:")
+    assert "| pdp-sgd-exact after public labels | 50.00 |  |" in linear
+    assert "| pdp-sgd-exact after public labels | 70.00 | 60.00 |" in networks
 
 
 def test_a_data_set_without_a_public_part_is_refused(tmp_path: Path) -> None:

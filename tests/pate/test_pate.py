@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from scipy.optimize import brentq
 
 from pdpsgd import Budgets, PdpsgdError, Plan
+from pdpsgd.models.networks import by_name, linear_model
 from pdpsgd.pate import (
     MECHANISMS,
     VoteSettings,
@@ -18,9 +20,11 @@ from pdpsgd.pate import (
     assign_people,
     plan_votes,
     spread_labels,
+    train_network_teachers,
     train_ridge_teachers,
     vote_counts,
 )
+from pdpsgd.pate.teachers import Teacher
 from pdpsgd.sampling.source import RandomSource
 from tests.planning.closed_forms import gaussian
 
@@ -124,6 +128,46 @@ def test_removing_somebody_moves_the_counts_by_no_more_than_is_charged() -> None
             s = made.copies[level[person]] * made.weights[level[person]]
             assert moved.norm(dim=1).max() <= math.sqrt(2) * s + 1e-9
             assert (everybody.amax(1) - counts(without).amax(1)).abs().max() <= s + 1e-9
+
+
+def test_a_record_moves_its_own_teachers_labels_only() -> None:
+    torch.manual_seed(0)
+    inputs, targets, public = torch.randn(60, 4), torch.randint(3, (60,)), torch.randn(30, 4)
+    made = plan_votes(Budgets([4.0] * 60), "pate", settings=VoteSettings(teachers=5, check_noise=100))
+    teachers = assign_people(made, np.zeros(60, dtype=np.int64), seed=1)
+
+    def labels(rows: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        torch.manual_seed(3)
+        return train_network_teachers(lambda: linear_model(4, 3), teachers, rows, targets, public)
+
+    without = inputs.clone()
+    without[teachers[1].people] = torch.nan  # it has learned nothing
+    moved = (labels(inputs) != labels(without)).any(axis=1)
+    assert moved.tolist() == [False, True, False, False, False]
+    assert (labels(without)[1] == 0).all()
+    without = inputs.clone()
+    without[teachers[2].people[0]] = torch.nan
+    assert not np.delete(labels(inputs) != labels(without), 2, axis=0).any()
+
+
+def test_networks_learn_what_their_people_show_and_leave_torchs_generator_where_it_was() -> None:
+    classes = torch.arange(3).repeat_interleave(40)
+    images = torch.zeros(120, 1, 6, 6)
+    for number, label in enumerate(classes.tolist()):
+        images[number, 0, 2 * label] = 1.0
+    teachers = [Teacher(np.arange(start, 120, 4), 1.0) for start in range(4)]
+    network = partial(by_name, "linear", input_shape=(1, 6, 6), classes=3)
+    told: list[tuple[int, int]] = []
+    torch.manual_seed(5)
+    labels = train_network_teachers(
+        network, teachers, images, classes, images, progress=lambda done, total: told.append((done, total))
+    )
+    assert (labels == classes.numpy()).mean() > 0.99
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    drawn = torch.rand(())
+    torch.manual_seed(5)
+    torch.randint(2**62, ())  # the one number that all teachers' seeds are made of
+    assert torch.rand(()) == drawn
 
 
 def test_the_vote_ends_with_its_questions_or_its_answers_and_is_mostly_right() -> None:

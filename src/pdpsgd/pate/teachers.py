@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pdpsgd._typing import IntArray
-from pdpsgd.errors import fail
+from pdpsgd.errors import check_positive, fail
 from pdpsgd.pate.plans import VotePlan
 
 NOTHING_LEARNED = 0
@@ -23,6 +23,37 @@ class Teacher:
 
     people: IntArray
     weight: float
+
+
+@dataclass(frozen=True)
+class NetworkTraining:
+    """How a teacher that is a network is trained: plain Adam, without noise.
+
+    Attributes:
+        epochs: how often each record is seen.
+        batch_size: records of a step.
+        learning_rate: of Adam.
+    """
+
+    epochs: int = 20
+    batch_size: int = 20
+    learning_rate: float = 2e-3
+
+    def __post_init__(self) -> None:
+        check_positive(epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
+
+    def train(self, network: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+        """Train the network in place; images in the layout in which small convolutions are fastest."""
+        if inputs.dim() == 4:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        network.train()
+        optimizer = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
+        for _ in range(self.epochs):
+            for chosen in torch.split(torch.randperm(len(inputs)), self.batch_size):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(network(inputs[chosen]), targets[chosen]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
 
 
 def assign_people(planned: VotePlan, level_of_person: IntArray, *, seed: int | None = None) -> list[Teacher]:
@@ -121,6 +152,56 @@ def train_ridge_teachers(
         if progress is not None:
             progress(number + 1, len(teachers))
     return found
+
+
+def train_network_teachers(
+    make: Callable[[], nn.Module],
+    teachers: Sequence[Teacher],
+    inputs: Tensor,
+    targets: Tensor,
+    public: Tensor,
+    *,
+    settings: NetworkTraining | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> IntArray:
+    """Train a network for each teacher, one after the other, and have it label the public examples.
+
+    Guarantee: a teacher's labels follow from its own people's records and its own random numbers: these are seeded
+    anew for each teacher, so that nobody's record moves another teacher's.
+
+    Args:
+        make: makes a network that gives one number for each class; its weights are drawn from torch's generator.
+        teachers: who learns from whom.
+        inputs: everybody's record, one row per person on the list; rows that are not finite are left out.
+        targets: everybody's class.
+        public: the public examples.
+        settings: of the training of each.
+        progress: told how many of how many teachers are done.
+
+    Returns:
+        The class that each teacher gives each public example: (teachers, examples). Sensitive.
+    """
+    settings = settings or NetworkTraining()
+    found = np.full((len(teachers), len(public)), NOTHING_LEARNED, dtype=np.int64)
+    first = int(torch.randint(2**62, ()))
+    for number, teacher in enumerate(teachers):
+        rows, labels = inputs[teacher.people], targets[teacher.people]
+        supplied = rows.flatten(1).isfinite().all(dim=1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(first + number)
+            if bool(supplied.any()):
+                network = make()
+                settings.train(network, rows[supplied], labels[supplied])
+                found[number] = _labels_of(network, public)
+        if progress is not None:
+            progress(number + 1, len(teachers))
+    return found
+
+
+@torch.no_grad()
+def _labels_of(network: nn.Module, examples: Tensor) -> IntArray:
+    network.eval()
+    return torch.cat([network(part).argmax(dim=1) for part in torch.split(examples, 500)]).numpy()
 
 
 def vote_counts(teachers: Sequence[Teacher], labels: IntArray, *, classes: int) -> Tensor:
