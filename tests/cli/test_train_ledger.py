@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,12 @@ def test_what_is_refused_after_booking_leaves_neither_a_folder_nor_a_charge(
     assert ledger.run(made.number).state == "reserved"  # made before, for later: it is still there
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "run", "--reservation", made.number))
     assert ledger.run(made.number).state == "finished"
+    for state, folder in (("finished", "again"), ("-1", "damaged")):
+        with contextlib.closing(sqlite3.connect("people.ledger")) as plain, plain:
+            plain.execute("UPDATE runs SET state = ? WHERE number = ?", (state, made.number))
+        result = run("train", people, *TABLE, *SMALL, "--run-folder", folder, "--reservation", made.number)
+        assert (result.exit_code, Path(folder).exists()) == (2, False), result.output
+        assert f"is '{state}': reserve a new run" in words(result)
 
 
 def test_nothing_is_booked_for_a_folder_that_another_process_uses(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdpsgd.engine.distributed import Ranks
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, shown
 from pdpsgd.ledger import Ledger, LedgerUnavailable, ReservedRun
 from pdpsgd.planning.levels import Roster, match_ids
 
@@ -154,8 +154,14 @@ def _book(
     if known is not None:
         return known, False
     if number is not None:
+        named = ledger.run(number)
+        if named.state not in ("reserved", "running", "killed"):
+            fail(
+                f"Expected a run that is reserved, or that was begun and has not ended. Run {number} of the ledger "
+                f"{ledger.place} is {shown(named.state)}: reserve a new run."
+            )
         if folder is not None:
-            folder.write_reservation(ledger.id, ledger.run(number).token)
+            folder.write_reservation(ledger.id, named.token)
         return number, True
     if options.accountant not in (None, "certificate") or "history" in options.plan_options:
         fail(
