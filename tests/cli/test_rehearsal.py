@@ -67,16 +67,35 @@ def test_nothing_is_booked_and_everything_is_marked(place):
     assert "Rehearsed: 20 steps" in " ".join(made.output.split())
 
 
-def test_the_plan_is_that_of_the_run(place):
-    assert run(*WORDS, "--run-folder", "runs/a").exit_code == 0
+def rounds_and_levels(place, name):
+    plan = json.loads((place / "runs" / name / "public" / "plan.json").read_text())
+    return plan["rounds"], plan["levels"]
+
+
+@pytest.mark.parametrize("more", [(), ("--no-ledger",), ("--spend", "1 of 12"), ("--test-share", 0.3)])
+def test_the_plan_is_that_of_the_run(place, more):
+    assert run(*WORDS, *more, "--run-folder", "runs/a").exit_code == 0
+    assert not (place / "people.ledger").exists()
     real = [word for word in WORDS if word != "--rehearse"]
-    assert run(*real, "--no-ledger", "--run-folder", "runs/b").exit_code == 0
-    plans = [
-        json.loads((place / "runs" / name / "public" / "plan.json").read_text())
-        for name in ("a-rehearsal", "b")
-    ]
-    assert plans[0]["rounds"] == plans[1]["rounds"]
-    assert plans[0]["levels"] == plans[1]["levels"]
+    assert run(*real, *more, "--yes", "--run-folder", "runs/a").exit_code == 0
+    assert rounds_and_levels(place, "a-rehearsal") == rounds_and_levels(place, "a")
+
+
+def test_a_second_month_is_rehearsed_with_what_is_left(place):
+    real = [word for word in WORDS if word != "--rehearse"]
+    assert run(*real, "--run-folder", "runs/jan").exit_code == 0
+    before = run("ledger", "head").output
+    made = run(*WORDS, "--run-folder", "runs/feb")
+    assert "Run 2 in the ledger people.ledger would take" in " ".join(made.output.split())
+    assert run("ledger", "head").output == before
+    assert run(*real, "--run-folder", "runs/feb").exit_code == 0
+    assert rounds_and_levels(place, "feb-rehearsal") == rounds_and_levels(place, "feb")
+    assert rounds_and_levels(place, "jan") != rounds_and_levels(place, "feb")
+
+
+def test_nobody_is_promised_anything_in_writing(place):
+    assert run(*WORDS, "--run-folder", "runs/a").exit_code == 0
+    assert not (place / "runs" / "a-rehearsal" / "people" / "promises.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_at_a_terminal_it_is_asked_and_only_yes_goes_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("pdpsgd.cli.training_options.sys", terminal)
+    monkeypatch.setattr("pdpsgd.cli.agreement.sys", terminal)
     share = ("--delta-column", "delta", "--test-share", "0.25", *SMALL, "--run-folder", "run")
     arguments = [str(each) for each in ("train", people, *TABLE, *share)]
     result = CliRunner().invoke(app, arguments, input=f"{answer}\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +10,7 @@ import typer
 
 from pdpsgd.cli import shared
 from pdpsgd.cli.option_parameters import Only, with_options
-from pdpsgd.cli.own_ledger import TrainingLedger
+from pdpsgd.cli.own_ledger import TrainingLedger, copy_of
 from pdpsgd.cli.plan import PeopleOptions
 from pdpsgd.cli.shared import option
 from pdpsgd.cli.training_options import DATA, is_own_data
@@ -145,13 +143,7 @@ def _offer(budgets: Budgets, asked: TrainingLedger, *, own_data: bool) -> tuple[
     said = f"For a run that takes --spend {asked.spend} of what people have left, as train does ({place})."
     if "://" in place:
         return Ledger(place).offer(asked.spend, people=budgets.ids).budgets, said
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy.ledger"
-        if Path(place).is_file():
-            shutil.copyfile(place, copy)
-            ledger = Ledger(str(copy))
-        else:
-            ledger = Ledger.create(str(copy))
+    with copy_of(place) as ledger:
         ledger.admit(budgets)
         return ledger.offer(asked.spend, people=budgets.ids).budgets, said
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.agreement import confirm_without_promise
 from pdpsgd.cli.compare_runs import are_runs, compare_runs
 from pdpsgd.cli.option_parameters import Only, with_options
 from pdpsgd.cli.shared import option
@@ -15,7 +16,6 @@ from pdpsgd.cli.training_options import (
     CommandOptions,
     DataOptions,
     ListOptions,
-    confirm_without_promise,
     make_network,
     read_inputs,
     with_embeddings,

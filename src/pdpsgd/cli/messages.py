@@ -52,9 +52,14 @@ def _end(error: BaseException, message: str) -> NoReturn:
     raise typer.Exit(USER_ERROR) from error
 
 
+def say_warning(message: str) -> None:
+    """Say something that `--quiet` does not silence, on the error stream."""
+    _say("Warning", message, style="bold yellow")
+
+
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as a sentence, without the line of code that gave it."""
-    _say("Warning", str(message), style="bold yellow")
+    say_warning(str(message))
 
 
 def _say(kind: str, message: str, *, style: str = "bold red") -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from pdpsgd.training.options import option
 if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.ledger import Ledger, ReservedRun
+    from pdpsgd.training.inputs import TrainingInputs
     from pdpsgd.training.run_folder import RunFolder
 
 DEFAULT_PLACE = "people.ledger"
@@ -86,6 +89,32 @@ def knows_some(place: str, people: Budgets | None) -> bool:
     return Ledger(place).knows_some(people.ids)
 
 
+def ledger_of(
+    inputs: TrainingInputs,
+    place: str | None,
+    asked: TrainingLedger,
+    screen: Screen,
+    *,
+    own_data: bool,
+    by_files: bool,
+) -> tuple[str | None, TrainingInputs]:
+    """Say where the ledger of these people is, or note that none is kept where one should be."""
+    if place is None:
+        off = own_data and (asked.no_ledger or knows_some(default_place(), inputs.budgets))
+        if own_data and by_files and not asked.no_ledger:
+            screen.say(
+                "Note: A ready plan or a history is counted by itself: this run is entered in no ledger. What people "
+                "allow is promised for it alone, and a later run has to be planned with it as --history."
+            )
+        return None, replace(inputs, ledger_off=off)
+    if inputs.budgets is not None and not inputs.budgets.named and asked.ledger is None:
+        screen.say(
+            "Note: People have no ids, so no ledger is kept: another run on them would not be counted."
+        )
+        return None, inputs
+    return place, inputs
+
+
 def settle_folder(place: str, folder: RunFolder) -> None:
     """Finish the run of a finished folder in its ledger, if its process was killed before it did."""
     from pdpsgd.ledger import Ledger
@@ -116,7 +145,28 @@ def open_or_create(place: str, screen: Screen) -> Iterator[Ledger]:
         raise
 
 
-def announce(reserved: ReservedRun, place: str, spend: str, screen: Screen) -> None:
+@contextmanager
+def copy_of(place: str) -> Iterator[Ledger]:
+    """Give a copy of a ledger in a file, or a new one, for the time of the block: what is written to it is lost."""
+    from pdpsgd.ledger import Ledger
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.ledger"
+        if not Path(place).is_file():
+            yield Ledger.create(str(copy))
+            return
+        Ledger(place)  # refused, if it is none
+        with (
+            closing(sqlite3.connect(f"{Path(place).resolve().as_uri()}?mode=ro", uri=True)) as old,
+            closing(sqlite3.connect(copy)) as new,
+        ):
+            old.backup(new)
+        yield Ledger(str(copy))
+
+
+def announce(
+    reserved: ReservedRun, place: str, spend: str, screen: Screen, *, rehearsed: bool = False
+) -> None:
     """Say, before the run starts, what it takes of what people have left."""
     if screen.quiet:
         return
@@ -124,7 +174,10 @@ def announce(reserved: ReservedRun, place: str, spend: str, screen: Screen) -> N
 
     said = reserved.statement
     people = sum(tier.people for tier in said.tiers)
-    screen.say(f"Run {said.run} in the ledger {place} takes, of what {people:,} people allow over all runs:")
+    takes = "would take" if rehearsed else "takes"
+    screen.say(
+        f"Run {said.run} in the ledger {place} {takes}, of what {people:,} people allow over all runs:"
+    )
     table = Table("allowed", "at delta", "people", "spent before", "this run", "left after it")
     for tier in said.tiers:
         table.add_row(
@@ -136,8 +189,9 @@ def announce(reserved: ReservedRun, place: str, spend: str, screen: Screen) -> N
             f"{tier.left:.3g}",
         )
     screen.table(table)
+    stays = "" if rehearsed else "It stays charged whatever becomes of the run. "
     screen.say(
-        "(Epsilons do not add up: their mu^2 do.) It stays charged whatever becomes of the run. "
+        f"(Epsilons do not add up: their mu^2 do.) {stays}"
         + (
             "--spend all takes everything."
             if spend not in ("all", "1", "1.0")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.agreement import confirm_without_promise
 from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.own_ledger import TrainingLedger, announce, open_or_create
 from pdpsgd.cli.shared import option
@@ -17,7 +18,6 @@ from pdpsgd.cli.training_options import (
     DataOptions,
     ListOptions,
     Source,
-    confirm_without_promise,
     is_own_data,
     read_inputs,
 )
@@ -221,7 +221,7 @@ def _split(
 @contextmanager
 def _folder_of(given: Path | None, name: str) -> Iterator[RunFolder]:
     """Claim the run folder, and keep other processes out of it; one that stays empty is removed."""
-    from pdpsgd.cli.train import new_folder
+    from pdpsgd.cli.training_run import new_folder
     from pdpsgd.training.run_folder import RunFolder
 
     if given is None:

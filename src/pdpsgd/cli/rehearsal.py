@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from pdpsgd.cli.training_options import CommandOptions, DataOptions, ListOptions, tier_names
+from pdpsgd.cli import shared
+from pdpsgd.cli.own_ledger import TrainingLedger, copy_of, ledger_of
+from pdpsgd.cli.shared import Screen
+from pdpsgd.cli.training_options import CommandOptions, DataOptions, ListOptions, is_own_data, tier_names
+from pdpsgd.cli.training_run import (
+    check_folder,
+    completed,
+    fit_by_plan,
+    fit_in_ledger,
+    network_of,
+    show_result,
+)
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.data.schema import Schema
+    from pdpsgd.training.fitting import TrainingResult
     from pdpsgd.training.inputs import TrainingInputs
 
 OTHERS = 1000
@@ -21,6 +37,82 @@ NOTE = (
     "REHEARSAL on made-up rows: no record was read, nothing was spent, nobody was promised anything. Figures on test "
     "people are chance; time, memory and the plan are as they will be."
 )
+
+
+def rehearse_run(
+    data: str,
+    records: DataOptions,
+    people: ListOptions,
+    options: CommandOptions,
+    ledger: TrainingLedger,
+    screen: Screen,
+    *,
+    report: bool,
+) -> None:
+    """Do all of a run on made-up rows, in a folder of its own, and say what it takes; nothing is booked.
+
+    The plan is the run's: from the same people, and from what they have left in a copy of the ledger.
+    """
+    from pdpsgd._cache import size_text
+    from pdpsgd.models.networks import count_parameters
+    from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
+
+    began = monotonic()
+    own_data = is_own_data(data)
+    place = ledger.place(own_data=own_data, counted_otherwise=people.tiers is not None)
+    listed = None if ledger.no_ledger else ledger.listed
+    inputs = rehearsed_inputs(data, records, people, options, listed=listed)
+    screen.say(NOTE)
+    place, inputs = ledger_of(inputs, place, ledger, screen, own_data=own_data, by_files=False)
+    if options.run_folder is not None:
+        options = options.changed(run_folder=Path(f"{options.run_folder}-rehearsal"))
+    check_folder(options, None)
+    stem = str(Path(data).with_name(f"{Path(data).stem}-rehearsal"))
+    options, claimed = completed(options, None, inputs, stem, quiet=screen.quiet)
+    with claimed:
+        network = network_of(inputs, options, screen)
+        if options.mechanism != LEAST_SQUARES:
+            options = options.with_defaults(parameters=count_parameters(network))
+        result = _fit_as_the_run_will(network, inputs, options, ledger, screen, place)
+    show_result(result, screen, inputs.classes)
+    page = None
+    if report:
+        from pdpsgd.reporting import write_run_report
+
+        page = write_run_report(str(options.run_folder))
+        screen.say(f"Report:  {page} (as the page will look, on made-up rows)")
+    memory, seconds = peak_memory(), monotonic() - began
+    said = "" if memory is None else f", at most {size_text(memory)} of memory"
+    screen.say(
+        f"Rehearsed: {result.plan.steps:,} steps in {result.seconds:.1f} s, {seconds:.1f} s in all{said}. The run will "
+        "have this plan, unless the list or the ledger changes before."
+    )
+    figures = {"seconds": round(seconds, 1), "training_seconds": result.seconds, "peak_memory_bytes": memory}
+    screen.write_json(
+        shared.dump({**figures, "rehearsal": True, "report": None if page is None else str(page)})
+    )
+
+
+def _fit_as_the_run_will(
+    network: nn.Module,
+    inputs: TrainingInputs,
+    options: CommandOptions,
+    asked: TrainingLedger,
+    screen: Screen,
+    place: str | None,
+) -> TrainingResult:
+    """Train by the plan that the run will have; a ledger is copied, and what is booked in the copy is lost."""
+    if place is None:
+        return fit_by_plan(network, inputs, options, options.plan_or(None, inputs.budgets), screen)
+    if "://" in place:  # is not copied: only what the run may take is read
+        from pdpsgd.ledger import Ledger
+
+        ids = None if inputs.budgets is None else inputs.budgets.ids
+        offer = Ledger(place).offer(asked.spend, people=ids).budgets
+        made = options.changed(accountant="certificate").plan_or(None, offer)
+        return fit_by_plan(network, replace(inputs, budgets=offer), options, made, screen)
+    with copy_of(place) as copy:
+        return fit_in_ledger(network, inputs, options, None, copy, asked, screen, yes=True, place=place)
 
 
 def rehearsed_inputs(
@@ -44,10 +136,8 @@ def rehearsed_inputs(
         listed: Reads the list of a ledger.
 
     Returns:
-        Made-up records of made-up people who allow what the real ones do.
+        Made-up records of the people on the list, by whose ids test people are set aside as in the run.
     """
-    from dataclasses import replace
-
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.data.made_up import made_up_people
     from pdpsgd.data.people import hold_out
@@ -60,9 +150,16 @@ def rehearsed_inputs(
         fail("Expected one record per person, to rehearse. Got --records-per-person.")
     schema = Schema.read(how.schema)
     known = _list_of(source, whose, schema, listed)
-    budgets = Budgets(known.epsilon, known.delta, allow_infinite=True).without_names()
+    budgets = Budgets(known.epsilon, known.delta, ids=known.ids, allow_infinite=True)
+    budgets = budgets if known.named else budgets.without_names()
     tested = OTHERS if how.test_file is not None else 0
-    data = made_up_people(schema, len(budgets), test_people=tested, name=Path(source).name)
+    data = made_up_people(
+        schema,
+        len(budgets),
+        ids=known.ids if known.named else None,
+        test_people=tested,
+        name=Path(source).name,
+    )
     tiers = None
     if how.test_share is not None:
         data, budgets, aside = hold_out(data, budgets, how.test_share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -324,22 +323,6 @@ def _check_allowed(tested: Budgets, file: Path) -> None:
             f"Expected test people who allow something in {str(file)!r}. Got {refused} at epsilon or delta 0, whose "
             "record is never to be used: leave their rows out."
         )
-
-
-def confirm_without_promise(inputs: TrainingInputs, *, yes: bool) -> None:
-    """Say how many people get no promise, and go on only if somebody agrees."""
-    if not inputs.without_promise:
-        return
-    notice = (
-        f"{inputs.without_promise:,} people who said what they allow are used to test on: nothing is promised to them. "
-        f"{0 if inputs.budgets is None else len(inputs.budgets):,} people are on the list."
-    )
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        fail(f"Expected --yes, to train although {notice[0].lower()}{notice[1:]} Got no answer.")
-    if not typer.confirm(f"{notice} Go on?", err=True):
-        fail("Expected agreement, to leave people without a promise. Got none, so nothing was trained.")
 
 
 def with_features(inputs: TrainingInputs, preset: str | None, say: Callable[[str], None]) -> TrainingInputs:

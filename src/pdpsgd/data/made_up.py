@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pdpsgd.data.people import PeopleData
 from pdpsgd.data.preprocessing import Preprocessing
@@ -16,18 +17,24 @@ SEED = 0
 
 
 def made_up_people(
-    schema: Schema, people: int, *, test_people: int = 0, name: str = "made-up rows"
+    schema: Schema,
+    people: int,
+    *,
+    ids: npt.NDArray[Any] | None = None,
+    test_people: int = 0,
+    name: str = "made-up rows",
 ) -> PeopleData:
     """Make rows up, evenly over what the schema allows, and encode them as records are.
 
     Args:
         schema: The public ranges, categories and classes.
         people: The number of rows to train on.
+        ids: The ids of these people, where they are known; else numbers.
         test_people: The number of rows to test on.
         name: What the data is called.
 
     Returns:
-        Tensors like those of a table with this schema; ids are numbers.
+        Tensors like those of a table with this schema.
 
     Raises:
         PdpsgdError: If the schema has free text, which cannot be made up.
@@ -50,12 +57,12 @@ def made_up_people(
         name=name,
         inputs=encoded.inputs[:people],
         targets=encoded.targets[:people],
-        ids=np.arange(people),
+        ids=np.arange(people) if ids is None else ids,
         classes=encoded.classes,
         test_inputs=encoded.inputs[people:] if test_people else None,
         test_targets=encoded.targets[people:] if test_people else None,
         schema=schema,
-        named=False,
+        named=ids is not None,
         learned_from_data=not schema.confirmed,
         preprocessing=Preprocessing("table", schema=schema),
     )

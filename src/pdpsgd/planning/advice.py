@@ -441,17 +441,32 @@ def too_noisy(best: Outlook) -> str | None:
 
 
 def _if_too_noisy(advice: Advice) -> list[str]:
-    best, doubt = advice.best, too_noisy(advice.best)
+    doubt = doubt_about_signal(advice.best, advice.parameters)
+    return [] if doubt is None else [doubt]
+
+
+def doubt_about_signal(best: Outlook, parameters: int) -> str | None:
+    """Say what can be had of a plan with too much noise, and what would help; None where there is enough signal.
+
+    Args:
+        best: What a plan tells beforehand.
+        parameters: The number of parameters of the network.
+
+    Returns:
+        Sentences to be said before anything is spent, or None.
+    """
+    doubt = too_noisy(best)
     if doubt is None:
-        return []
-    people = math.ceil(advice.people_who_allow_something * ENOUGH / best.signal_to_noise / 10) * 10
-    smaller = int(advice.parameters * (best.signal_to_noise / ENOUGH) ** 2)
+        return None
+    people = math.ceil(best.people_used * ENOUGH / max(best.signal_to_noise, 1e-9) / 10) * 10
+    smaller = int(parameters * (best.signal_to_noise / ENOUGH) ** 2)
     network = (
         f", a network of {smaller:,} parameters at most (--model linear, fewer columns)"
         if smaller >= 2
         else ", a much smaller network"
     )
-    return [
-        f"Expect {doubt}: for a network of {advice.parameters:,} parameters these people allow too little. What "
-        f"would help: about {people:,} people like these, larger budgets{network}."
-    ]
+    return (
+        f"Expect {doubt}: for a network of {parameters:,} parameters these people allow too little (signal-to-noise "
+        f"ratio {best.signal_to_noise:.2g}). What would help: about {people:,} people like these, larger budgets"
+        f"{network}."
+    )

@@ -7,7 +7,7 @@ moment leaves either no reservation, or one that the next process finds by that 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ def book(
     folder: RunFolder | None = None,
     number: int | None = None,
     device: torch.device | None = None,
+    agree: Callable[[Plan], None] | None = None,
 ) -> ReservedRun:
     """Reserve a run in a ledger, or find the one that a run folder belongs to.
 
@@ -47,6 +48,7 @@ def book(
         folder: The run folder; a run that was reserved for it is taken up again.
         number: A run that is reserved already.
         device: Where the model is, for a run of several processes.
+        agree: Is shown the plan of a new run before it is reserved; if it raises an error, nothing is.
 
     Returns:
         The run, reserved and charged; `begin` starts it.
@@ -61,7 +63,7 @@ def book(
         try:
             before = ledger.head
             with _forgotten_if_refused(ledger, before):
-                found = (*_book(ledger, budgets, options, plan, folder, number), "")
+                found = (*_book(ledger, budgets, options, plan, folder, number, agree), "")
         except PdpsgdError as error:
             if ranks.world_size == 1:
                 raise
@@ -148,6 +150,7 @@ def _book(
     plan: Plan | None,
     folder: RunFolder | None,
     number: int | None,
+    agree: Callable[[Plan], None] | None,
 ) -> tuple[int, bool]:
     """Return the run, and whether it is new to the folder."""
     known = None if folder is None else _known(ledger, folder)
@@ -183,6 +186,8 @@ def _book(
         made = ledger.mark(options.changed(accountant="certificate").plan_or(None, offer))
     else:
         made = _checked(plan, ledger, budgets, offer, options)
+    if agree is not None:
+        agree(made)
     token = secrets.token_hex(16)
     if folder is not None:
         folder.make().write_reservation(ledger.id, token)

@@ -514,7 +514,7 @@ def _finish(
         described = describe_model(models, inputs, trainer.description)
         folder.write_model(model, replace(described, calibration=calibration))
         promised = inputs.budgets if reservation is None else reservation.promises()
-        if promised is not None:
+        if promised is not None and not inputs.rehearsal:
             folder.write_promises(plan, promised)
         folder.write_result(result.to_dict())
     return result
