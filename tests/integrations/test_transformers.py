@@ -425,3 +425,21 @@ def test_people_are_known_before_anything_is_trained(make, records, budgets, tmp
     with pytest.raises(PdpsgdError, match="chosen without the private data"):
         make().hyperparameter_search()
     assert not (tmp_path / "out/private/checkpoint.safetensors").exists()
+
+
+# --- other people -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_evaluation_on_records_that_are_trained_on_is_refused(make, records, copied, named):
+    others = [dict(record) for record in records] if copied else records
+    trainer = make(eval_dataset={"own": others} if named else others)
+    with pytest.raises(PdpsgdError, match="Expected other people in eval_dataset, who are not trained on"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_evaluation_on_other_records_is_taken(make, records, budgets):
+    few = Budgets(budgets.epsilon[:20], 1e-5, ids=budgets.ids[:20])
+    make(train_dataset=records[:20], eval_dataset=records[20:], budgets=few).train()

@@ -48,7 +48,7 @@ def files_of(folder: Path) -> set[str]:
 def test_the_folder_is_that_of_fit_and_report_letter_predict_and_load_run_read_it(tmp_path):
     engine = loop()
     told = {"classes": ["no", "yes"], "data": "records", "operator": "Us", "contact": "a@example.org"}
-    test = (INPUTS[:10], TARGETS[:10])
+    test = (-INPUTS[:10], 1 - TARGETS[:10])
     result = pdpsgd.write_run(engine, tmp_path / "own", test_data=test, settings={"epochs": 2}, **told)
     assert result.verdict.outcome == "holds for all"
     fitted = pdpsgd.fit(
@@ -106,6 +106,14 @@ def test_a_folder_with_a_run_in_it_is_refused_and_the_engine_goes_on(tmp_path):
     with pytest.raises(pdpsgd.PdpsgdError, match="without a finished run"):
         pdpsgd.write_run(engine, tmp_path / "own")
     pdpsgd.write_run(engine, tmp_path / "other")
+
+
+def test_test_people_who_are_trained_on_are_refused_and_nothing_is_written(tmp_path):
+    engine = loop()
+    with pytest.raises(pdpsgd.PdpsgdError, match="20 of 20 records that are among the records trained on"):
+        pdpsgd.write_run(engine, tmp_path / "own", test_data=(INPUTS[:20].clone(), TARGETS[:20].clone()))
+    assert not (tmp_path / "own" / "public").exists()
+    pdpsgd.write_run(engine, tmp_path / "own", test_data=(-INPUTS[:20], TARGETS[:20]))
 
 
 def test_a_seeded_loop_is_not_for_release_in_its_folder_either(tmp_path):

@@ -278,3 +278,25 @@ def test_the_temperature_is_the_minimum_of_the_log_loss():
 
     best = minimize(loss, [0.0], method="Nelder-Mead").x[0]
     assert math.exp(best) == pytest.approx(fitted.temperature, rel=0.02)
+
+
+# --- other people are others ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["calibrate", "test_data"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_people_who_are_trained_on_are_neither_calibrated_nor_tested_on(problem, tmp_path, argument, copied):
+    others = tuple(part.clone() for part in problem.data) if copied else problem.data
+    with pytest.raises(
+        PdpsgdError, match=r"Expected other people to (test|calibrate) on, who are not trained on"
+    ):
+        problem.fit(**{argument: others}, run_folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    problem.fit(**{argument: problem.test}, run_folder=tmp_path / "run")
+
+
+def test_test_people_with_ids_of_the_list_are_refused(problem):
+    many = {"records_per_person": 1, "record_ids": [f"p{i}" for i in range(100)], "test_data": problem.test}
+    with pytest.raises(PdpsgdError, match=r"test people who are not on the list\. Got 'p7'"):
+        problem.fit(**many, test_ids=["q1", "p7"] * 25)
+    problem.fit(**many, test_ids=["q1", "q2"] * 25)

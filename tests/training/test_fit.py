@@ -264,13 +264,15 @@ def test_ones_own_optimizer_schedule_and_loss_are_taken(problem):
     ("loss", "targets"), [("binary-cross-entropy", "binary"), ("squared-error", "numbers")]
 )
 def test_other_losses_than_cross_entropy_go_by_name(problem, loss, targets):
-    wanted = (problem.targets == 0).float() if targets == "binary" else problem.inputs.sum(1)
+    def wanted(inputs, classes):
+        return (classes == 0).float() if targets == "binary" else inputs.sum(1)
+
     model = nn.Linear(5, 1)
     result = problem.fit(
         model=model,
-        data=(problem.inputs, wanted),
+        data=(problem.inputs, wanted(*problem.data)),
         loss=loss,
-        test_data=(problem.inputs, wanted),
+        test_data=(problem.test_inputs, wanted(*problem.test)),
         learning_rate=0.1,
     )
     assert (result.accuracy is None) == (result.rmse is not None) == (targets == "numbers")

@@ -95,6 +95,7 @@ def compare(
     """
     from pdpsgd.models.networks import count_parameters, default_network
     from pdpsgd.training.comparison import compare as run_comparison
+    from pdpsgd.training.other_people import check_other_people
     from pdpsgd.training.tasks import in_label_unit
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
@@ -110,6 +111,7 @@ def compare(
     inputs = read_inputs(data, with_task_of(records, options), people)
     if inputs.test_data is None or inputs.budgets is None:
         fail("Expected test people, to compare by: give --test-file or --test-share. Got none.")
+    check_other_people(inputs)
     confirm_without_promise(inputs, yes=yes)
     budgets = inputs.budgets
     if records.finetune is not None:

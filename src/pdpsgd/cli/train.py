@@ -98,6 +98,7 @@ def train(
     """
     from pdpsgd.models.networks import count_parameters
     from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
+    from pdpsgd.training.other_people import check_other_people
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if rehearse:
@@ -119,7 +120,8 @@ def train(
         listed=ledger.listed,
         records_per_person=options.records_per_person,
     )
-    inputs = with_calibration(inputs, options.calibrate, records, people)
+    inputs = with_calibration(inputs, options.calibrate, data, records, people)
+    check_other_people(inputs)  # as they were read: features of equal rows may be rounded otherwise
     confirm_without_promise(inputs, yes=yes or options.resume)
     inputs = with_features(inputs, options.preset, screen.say)
     inputs = with_embeddings(inputs, records, screen)

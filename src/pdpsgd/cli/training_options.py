@@ -222,13 +222,14 @@ def read_inputs(
 
 
 def with_calibration(
-    inputs: TrainingInputs, calibrate: str | None, how: DataOptions, whose: ListOptions
+    inputs: TrainingInputs, calibrate: str | None, source: str, how: DataOptions, whose: ListOptions
 ) -> TrainingInputs:
     """Read the people whom probabilities are calibrated on; they must be outside the list.
 
     Args:
         inputs: The records of the run, before features are made of them.
         calibrate: What `--calibrate` says: a file, or the plan's last steps.
+        source: Where the records of the run are from.
         how: How records are read.
         whose: Names of columns with budgets.
 
@@ -237,9 +238,10 @@ def with_calibration(
     """
     if calibrate is None or calibrate == "steps":
         return inputs
-    from pdpsgd.data.people import others_like
+    from pdpsgd.data.people import check_other_file, others_like
 
     file = Path(calibrate)
+    check_other_file(source, file, "to calibrate on")
     columns = [name for name in (whose.epsilon_column, whose.delta_column) if name is not None]
     others = others_like(
         file,

@@ -120,6 +120,7 @@ def load_people(
     from pdpsgd.data.benchmarks.catalog import CATALOG
 
     path = Path(source)
+    check_other_file(path, test_file, "to test on")
     if str(source) in CATALOG and not path.exists() and task != "regression":
         return _benchmark(str(source), data_folder)
     if path.suffix.lower() in TABLES:
@@ -142,6 +143,15 @@ def load_people(
         f"{str(source)!r}, "
         f"which is {'of another kind' if path.exists() else 'not there'}."
     )
+
+
+def check_other_file(source: str | Path, file: str | Path | None, purpose: str) -> None:
+    """Refuse the file of the records as that of other people."""
+    if file is not None and Path(source).exists() and Path(file).exists() and Path(file).samefile(source):
+        fail(
+            f"Expected other people {purpose}, in a file of their own. Got {str(file)!r}, which is trained on: what is "
+            "published about its people would have no noise."
+        )
 
 
 def others_like(

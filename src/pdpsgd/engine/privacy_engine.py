@@ -23,6 +23,7 @@ from pdpsgd.engine.arguments import (
     with_roster,
 )
 from pdpsgd.engine.assembly import LoopOptions, assemble, join_ranks, match_holdings
+from pdpsgd.engine.checks.held_out import check_held_out
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.execution import Execution
 from pdpsgd.engine.loader import PrivateLoader
@@ -291,6 +292,17 @@ class PrivacyEngine:
     def check(self, loss: Callable[..., Tensor], inputs: Any, targets: Any = None) -> bool:
         """Refuse a loss or module in which examples mix; returns whether the batch was enough to tell."""
         return self._run.first_batches.check(loss, inputs, targets)
+
+    def check_held_out(self, others: Any) -> None:
+        """Refuse other people, to test on, whose records are trained on; to be called where no ids tell."""
+        run = self._run
+        records = run.records
+        held = run.records_of_people[0]
+        check_held_out(
+            records.tensors if isinstance(records, TensorRecords) else getattr(records, "dataset", None),
+            others,
+            used=None if len(held[held >= 0]) == len(records) else held[held >= 0],
+        )
 
     def close(self) -> None:
         """End the run: give the module back as it was, and erase the key, also from checkpoints of this run."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.checks.held_out import check_held_out
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.gradients.unsupported import train_mode
@@ -183,10 +184,12 @@ class PrivateTrainer(transformers.Trainer):
                 "Expected one train() for each PrivateTrainer. Got a second one: the plan's steps would be taken "
                 "again. Train on with a new one, by a plan that counts this one as history (plan(..., history=[...]))."
             )
+        self._check_evaluated(by_values=False)
         resume = self._is_resumed(resume_from_checkpoint)
         self._begun = self.is_in_train = True
         with self._reserved() as reservation:
             self._make_private(reservation)
+            self._check_evaluated(by_values=True)
             self._begin(resume)
             self._run(ignore_keys_for_eval)
         self.is_in_train = False
@@ -274,6 +277,13 @@ class PrivateTrainer(transformers.Trainer):
             without_unused_columns(self, collate),
             without=frozenset() if column is None else frozenset({column}),
         )
+
+    def _check_evaluated(self, *, by_values: bool) -> None:
+        """Refuse an eval_dataset of people who are trained on."""
+        given = self.eval_dataset
+        for others in given.values() if isinstance(given, Mapping) else [given]:
+            if others is not None:
+                check_held_out(self.train_dataset, others, purpose="in eval_dataset", by_values=by_values)
 
     def _record_ids(self) -> Any:
         column, records = self.private.person_column, self.train_dataset

@@ -67,7 +67,8 @@ def write_run(
         The result, as `fit` gives it.
 
     Raises:
-        PdpsgdError: If steps are left, or the folder holds a run already. Nothing is written then.
+        PdpsgdError: If steps are left, the folder holds a run already, or test people are trained on. Then nothing is
+            written.
     """
     stated = TrainingOptions(purpose=purpose, operator=operator, contact=contact).description()
     if engine.steps_left and not stopped_early:
@@ -83,6 +84,8 @@ def write_run(
         return result
     with place.in_use():
         place.check_is_free(resume=False, folder=f"folder={str(place.path)!r}", go_on="another one")
+        if test_data is not None:
+            engine.check_held_out(test_data)
         evaluation = None if test_data is None else evaluate(engine.module, test_data, loss, tiers=test_tiers)
         named = {"data": data, "model": model, "classes": list(classes) or None}
         known = {

@@ -43,6 +43,7 @@ from pdpsgd.training.least_squares import ONE_STEP, LeastSquares
 from pdpsgd.training.leftovers import plain_attributes, remove_leftovers
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
+from pdpsgd.training.other_people import check_other_people
 from pdpsgd.training.private_calibration import PrivateCalibration
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.start import Start, find_start
@@ -284,6 +285,7 @@ def fit(
         inputs = replace(inputs, calibration_data=as_tensors(tuple(chosen.calibrate)))
     chosen.check_choices()
     check_calibration(chosen, inputs)
+    check_other_people(inputs, by_values=False)
     known = plan if reservation is None else reservation.plan
     solving = (chosen.mechanism if known is None else known.mechanism) == LEAST_SQUARES
     if not solving:
@@ -301,6 +303,8 @@ def fit(
             if solved is None:
                 chosen = with_learning_rate(chosen, made, model)
             trainer = _trainer(model, inputs, made, chosen, reservation, origin, solved)
+            if reservation is not None:
+                check_other_people(inputs)
             trainer.run(
                 evaluate_every=chosen.evaluate_every if solved is None else None,
                 checkpoint_every=chosen.checkpoint_every,
@@ -363,6 +367,8 @@ def _trainer(
     if solved is not None:
         model, summed = solved.statistics, solved.loss(plan)
         options = options.fixed(**ONE_STEP)
+    if reservation is None:  # a reserved run looks at no record before it has started
+        check_other_people(inputs)
     folder = None if options.run_folder is None else RunFolder(options.run_folder).make()
     physical = _physical_batch_size(model, options, folder)
     augment = augment_of(options.augment)
