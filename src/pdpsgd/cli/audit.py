@@ -93,6 +93,15 @@ def audit(
         int | None,
         option("--seed", help="seed for a repeatable audit", panel=ATTACKS, show_default="a fresh one"),
     ] = None,
+    individual: Annotated[
+        bool,
+        option(
+            "--individual",
+            help="no attacks: what the run's own norms have cost each person (private)",
+            panel=TRAINING,
+            show_default=False,
+        ),
+    ] = False,
     chart: Annotated[
         Path | None,
         option(
@@ -112,6 +121,9 @@ def audit(
     gives a lower bound on epsilon; conformance tests say whether training does what the plan says. What the
     figures mean, and what they do not: docs/audit.md. Ends with exit code 1 if an alarm goes off.
 
+    --individual computes, after a run with --keep-norms, what each person's own gradients have cost them: into
+    private/individual.csv. It promises nothing, and may not be published.
+
     A run folder keeps the result as public/audit.json; what was computed from people's records (attacks on the data,
     membership inference) goes to private/audit.json.
 
@@ -121,11 +133,15 @@ def audit(
       pdpsgd audit runs/digits --data digits --json audit.json --chart audit.html
       pdpsgd audit runs/people-pdp-sgd-exact --data people.csv
       pdpsgd audit plan.json --canaries 5000 --runs 2000 --seed 1
+      pdpsgd audit runs/people-pdp-sgd-exact --individual
     """
     from pdpsgd.audit.auditing import audit as run_audit
     from pdpsgd.audit.targets import named_in, plan_and_settings, target_of
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    if individual:
+        _individual(run, screen)
+        return
     if not 0 < confidence < 1:
         fail(f"Expected 0 < confidence < 1. Got confidence={confidence!r}.")
     if chart is not None:
@@ -179,6 +195,20 @@ def audit(
         _keep(result, run)
     if not result.passed:
         raise typer.Exit(1)
+
+
+def _individual(run: Path, screen: shared.Screen) -> None:
+    """Compute what the run has cost each person by the norms that it kept."""
+    from pdpsgd.audit.individual import audit_individual
+
+    if not run.is_dir():
+        fail(f"Expected the folder of a run, for --individual. Got {str(run)!r}: norms are kept there alone.")
+    shared.say_other_version(run, screen)
+    found = audit_individual(run)
+    screen.table(found.table())
+    for sentence in found.sentences():
+        screen.say(sentence)
+    screen.write_json(shared.dump(found.to_dict()))
 
 
 def _keep(result: AuditResult, folder: Path) -> None:

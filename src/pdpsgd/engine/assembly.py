@@ -26,13 +26,14 @@ from pdpsgd.engine.journal import JournalKeeper
 from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.many_records import ManyRecords
 from pdpsgd.engine.noising import current_release
+from pdpsgd.engine.norms import NormKeeper
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.records import Records, match_many_records, match_records, records_of
 from pdpsgd.engine.reservation import ReservationWatch
 from pdpsgd.engine.run import Run
 from pdpsgd.engine.spending import SpendingFilter
-from pdpsgd.errors import check_one_of
+from pdpsgd.errors import check_one_of, fail
 from pdpsgd.gradients.clipping import ClippedGradients
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class LoopOptions:
     max_physical_batch_size: int | None
     steps_per_epoch: int | None
     on_fresh_model: Callable[[int], None] | None
+    keep_norms: bool = False
 
     def __post_init__(self) -> None:
         check_one_of(("mean", "sum"), loss_reduction=self.loss_reduction)
@@ -83,6 +85,7 @@ class LoopOptions:
             "views": self.views,
             "max_physical_batch_size": self.max_physical_batch_size,
             **many,
+            **({"keep_norms": True} if self.keep_norms else {}),
         }
 
 
@@ -228,6 +231,9 @@ def assemble(
         on_fresh_model=options.on_fresh_model,
     )
     spending = None if plan.filtered_round is None else SpendingFilter(execution, levels)
+    norms = NormKeeper(execution, levels) if options.keep_norms else None
+    if norms is not None and ranks.world_size > 1:
+        fail("Expected one process, to keep norms. Got several: run without torchrun, or without keep_norms.")
     in_order = (
         fresh_models,
         Seeding(execution),
@@ -237,6 +243,7 @@ def assemble(
         attributes,
         *([] if reservation is None else [ReservationWatch(reservation, execution)]),
         *([] if spending is None else [spending]),
+        *([] if norms is None else [norms]),
         *observers,
         first_batches,  # the last one: it watches what the loop does, not what observers do
         journal,
@@ -252,6 +259,7 @@ def assemble(
         views=options.views,
         release=current_release(),
         spending=spending,
+        norms=norms,
         unseen=first_batches.unseen,
     )
     loader = PrivateLoader(
@@ -278,6 +286,7 @@ def assemble(
         reservation=reservation,
         many_records=holdings.many,
         spending=spending,
+        norms=norms,
         budgets=budgets,
         options={**options.to_dict(), "secure": source.secure},
     )

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pdpsgd.engine._torch import share_step_hooks
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.distributed import Ranks
     from pdpsgd.engine.execution import Execution
     from pdpsgd.engine.noising import Release
+    from pdpsgd.engine.norms import NormKeeper
     from pdpsgd.engine.observers import Observers
     from pdpsgd.engine.spending import SpendingFilter
     from pdpsgd.gradients.clipping import ClippedGradients
@@ -56,6 +58,7 @@ class PrivateOptimizer(Optimizer):
         views: int = 1,
         release: Release,
         spending: SpendingFilter | None = None,
+        norms: NormKeeper | None = None,
         unseen: Sequence[str] = (),
     ) -> None:
         # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
@@ -68,6 +71,7 @@ class PrivateOptimizer(Optimizer):
         self._observers = observers
         self.release = release
         self._spending = spending
+        self._norms = norms
         self._unseen = unseen  # by this rank's guards, so far
         self.unseen_on_all_ranks = 0  # how much that is on all ranks
         self._noised = NoisedSums(gradients.sums, gradients.flat_sums)
@@ -120,6 +124,8 @@ class PrivateOptimizer(Optimizer):
             self._execution.released()
             if self._spending is not None:
                 self._spending.settle()
+            if self._norms is not None:
+                self._norms.settle(batch.step)
             self.original.step()
             self.took_step = True
             count_step(self._gradients.module, self.original)
@@ -183,8 +189,22 @@ class PrivateOptimizer(Optimizer):
             loss_reduction=self._loss_reduction,
             views=self._views,
             starts=None if batch.starts is None else torch.from_numpy(batch.starts),
-            note=None if spending is None else partial(spending.charge, batch),
+            note=self._note_of(batch, spending),
         )
+
+    def _note_of(
+        self, batch: PhysicalBatch, spending: SpendingFilter | None
+    ) -> Callable[[Tensor], None] | None:
+        """Return who is told what each person gives: the filter of the round, and the keeper of norms."""
+        told = [] if spending is None else [partial(spending.charge, batch)]
+        if self._norms is not None:
+            told.append(partial(self._norms.note, batch))
+
+        def tell(given: Tensor) -> None:
+            for each in told:
+                each(given)
+
+        return tell if told else None
 
     def _release_step(self, step: int) -> None:
         self._check_parameters()

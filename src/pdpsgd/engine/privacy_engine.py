@@ -42,6 +42,7 @@ from pdpsgd.sampling.source import RandomSource
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from pdpsgd.accounting.individual import IndividualSums
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.engine.checkpoints import HasState
     from pdpsgd.ledger import ReservedRun
@@ -104,6 +105,7 @@ class PrivacyEngine:
         secure: bool = True,
         source: RandomSource | None = None,
         on_fresh_model: Callable[[int], None] | None = None,
+        keep_norms: bool = False,
         reservation: ReservedRun | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
         """Make a training loop private.
@@ -136,6 +138,8 @@ class PrivacyEngine:
                 key that was given to it, or with a class of its own, the run is not for release.
             on_fresh_model: Called with the round's number where the plan starts a new model; must reset the
                 module's parameters.
+            keep_norms: Whether to add up the norms of each person's gradients, for `individual_sums`. Changes nothing
+                that is released; what is kept is sensitive.
             reservation: The run of a ledger that this is, as `Ledger.running` or `Ledger.hold` give it. It is begun
                 before any record is read. Without it, a run of a ledger's plan is not for release.
 
@@ -157,6 +161,7 @@ class PrivacyEngine:
             max_physical_batch_size=max_physical_batch_size,
             steps_per_epoch=steps_per_epoch,
             on_fresh_model=on_fresh_model,
+            keep_norms=keep_norms,
         )
         check_optimizer(optimizer)
         check_module(module)
@@ -357,6 +362,11 @@ class PrivacyEngine:
         """What each person has spent under a filter, as mu^2 (sensitive); None for plans without one."""
         spending = self._run.spending
         return None if spending is None else spending.spent / NORMS_PER_UNIT**2
+
+    @property
+    def individual_sums(self) -> IndividualSums | None:
+        """What each person's gradients have cost up to now (sensitive); None where norms are not kept."""
+        return None if self._run.norms is None else self._run.norms.sums
 
     @property
     def module(self) -> nn.Module:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from pdpsgd.engine.run import Run
 
+NORMS = "norms"
+"""What norms add up to, where they are kept, likewise."""
 SPENT = "spent"
 """What people have spent under a filter, which is sensitive, as a tensor of a checkpoint."""
 STATE = {
@@ -61,6 +63,8 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
         tensors.update(more)
     if run.spending is not None:
         tensors[SPENT] = ranks.largest(from_numpy(run.spending.spent))
+    if run.norms is not None:
+        tensors |= {f"{NORMS}.{name}": value for name, value in run.norms.state().items()}
     if not ended:
         run.checkpoints.add(path)  # before the key is in it
     journal = None if run.journal.journal is None else run.journal.journal.path
@@ -125,6 +129,10 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
         if SPENT not in checkpoint.tensors:
             fail(f"Expected what people have spent in the checkpoint {str(path)!r}. It holds none.")
         run.spending.load(checkpoint.tensors[SPENT])
+    if run.norms is not None:
+        run.norms.load(
+            {name: checkpoint.tensors.get(f"{NORMS}.{name}") for name in run.norms.state()}, str(path)
+        )
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
     # Rows stand as they did, although kernels may round otherwise here (with another number of threads, say).

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.journal import JournalKeeper
     from pdpsgd.engine.loader import PrivateLoader
     from pdpsgd.engine.many_records import ManyRecords
+    from pdpsgd.engine.norms import NormKeeper
     from pdpsgd.engine.optimizer import PrivateOptimizer
     from pdpsgd.engine.records import Records
     from pdpsgd.engine.spending import SpendingFilter
@@ -52,6 +53,7 @@ class Run:
     reservation: ReservedRun | None
     many_records: ManyRecords | None = None
     spending: SpendingFilter | None = None
+    norms: NormKeeper | None = None
     budgets: Budgets | None = None
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them

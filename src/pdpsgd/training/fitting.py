@@ -183,6 +183,7 @@ def fit(
     checkpoint_every: int | None = None,
     resume: bool | None = None,
     sensitive: bool | None = None,
+    keep_norms: bool | None = None,
     purpose: str | None = None,
     operator: str | None = None,
     contact: str | None = None,
@@ -252,6 +253,8 @@ def fit(
         checkpoint_every: Steps between checkpoints; by default one is written every minute.
         resume: Whether to continue the run in `run_folder`.
         sensitive: Whether to log batch sizes and training losses, in `private/` of the run folder.
+        keep_norms: Whether to add up the norms of each person's gradients, in `private/` of the run folder, for
+            `pdpsgd audit --individual`. Changes nothing that is released.
         purpose: What the model is for, in a sentence: for the run's page and for letters to its people.
         operator: Who trains and answers for it.
         contact: Whom people may ask: an address, a phone number, a page.
@@ -284,6 +287,8 @@ def fit(
     if isinstance(chosen.calibrate, (tuple, list)):
         inputs = replace(inputs, calibration_data=as_tensors(tuple(chosen.calibrate)))
     chosen.check_choices()
+    if chosen.keep_norms and chosen.run_folder is None:
+        fail("Expected run_folder, to keep norms in its private/. Got None.")
     check_calibration(chosen, inputs)
     check_other_people(inputs, by_values=False)
     known = plan if reservation is None else reservation.plan
@@ -421,6 +426,7 @@ def _trainer(
         max_physical_batch_size=physical,
         seed=options.seed,
         secure=options.secure,
+        keep_norms=options.keep_norms,
     )
     return trainer
 
@@ -522,6 +528,8 @@ def _finish(
         promised = inputs.budgets if reservation is None else reservation.promises()
         if promised is not None and not inputs.rehearsal:
             folder.write_promises(plan, promised)
+        if (sums := engine.individual_sums) is not None:
+            folder.write_norms(sums, plan)
         folder.write_result(result.to_dict())
     return result
 

@@ -366,6 +366,14 @@ class TrainingOptions(PlanOptions):
         kind=bool,
         shown=False,
     )
+    keep_norms: bool = option(
+        False,
+        "sums of each person's gradient norms, for audit --individual",
+        panel=OUTPUT,
+        kind=bool,
+        names=("--keep-norms",),
+        shown=False,
+    )
     ledger: Any = option(None, "ledger of these people", panel=PLAN, kind=None)
     spend: str | float = option("0.25", "share of what people have left in the ledger", panel=PLAN, kind=None)
     progress: bool = option(True, "progress bar on the error stream", panel=OUTPUT, kind=None)

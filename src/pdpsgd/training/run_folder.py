@@ -23,6 +23,8 @@
 | `command.json` | what `pdpsgd train` was asked for, with digests of files: for `--like` |
 | `reservation.json` | only with a ledger: the token under which the run is reserved in it |
 | `steps.jsonl` | only if asked for: batch sizes, training losses |
+| `norms.safetensors` | only if asked for: what each person's gradient norms add up to |
+| `individual.csv` | what these norms have cost each person, after `pdpsgd audit --individual` |
 | `schema-draft.toml` | a schema that was read from the records, until somebody confirms it |
 | `model.json` | here, where ranges, categories or classes were read from the records |
 | `audit.json` | what an audit computed from people's records |
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pdpsgd._typing import IntArray
+    from pdpsgd.accounting.individual import IndividualSums
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.data.schema import Schema
     from pdpsgd.planning.plans import Plan
@@ -295,6 +298,16 @@ class RunFolder:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.writelines(json.dumps(to_jsonable(record)) + "\n" for record in records)
 
+    def write_norms(self, sums: IndividualSums, plan: Plan) -> None:
+        """Write what each person's gradient norms add up to, by their place on the list. Sensitive."""
+        import safetensors.numpy
+
+        columns = {"squares": sums.squares, "seen": sums.seen, "saved": sums.saved}
+        content = safetensors.numpy.save(
+            {**columns, "level": sums.level_of_person}, metadata={"plan": without_people(plan).digest}
+        )
+        write_atomically(self.norms, content)
+
     # --- written about the run --------------------------------------------------------------------------
 
     def write_audit(self, public: Mapping[str, Any], sensitive: Mapping[str, Any] | None) -> None:
@@ -366,6 +379,16 @@ class RunFolder:
             return None
         wrote = "a version that does not say which" if found is None else f"version {found}"
         return f"{self.path} was written by {wrote} of pdpsgd, and is read by version {here}."
+
+    @property
+    def norms(self) -> Path:
+        """What each person's gradient norms add up to, where the run kept them."""
+        return self.path / PRIVATE / "norms.safetensors"
+
+    @property
+    def individual(self) -> Path:
+        """What the run has cost each person by these norms, where it was computed."""
+        return self.path / PRIVATE / "individual.csv"
 
     @property
     def promises(self) -> Path | None:
