@@ -13,10 +13,11 @@ import pytest
 
 pytest.importorskip("sklearn", minversion="1.6", reason="scikit-learn 1.6 is not installed")
 from sklearn.base import clone
-from sklearn.compose import ColumnTransformer
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -29,10 +30,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pdpsgd
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.integrations._fits import forget_fits
 from pdpsgd.integrations.sklearn import PersonalizedClassifier, PersonalizedRegressor
 from pdpsgd.planning.verdict import HOLDS
 
 QUICK = {"steps": 3, "batch_size": 8, "accountant": "rdp", "random_state": 0}
+OTHER_FITS = "ignore:Some of these people were trained on in"
 NOT_DECLARED = "ignore:Ranges, categories or other figures"
 
 CHECKED = [
@@ -43,10 +46,15 @@ CANNOT: dict[str, str] = {}
 """Checks of scikit-learn that cannot pass, by name, and why: none; those that do not apply it leaves out by tags."""
 
 
-@pytest.mark.filterwarnings(NOT_DECLARED)
+@pytest.mark.filterwarnings(NOT_DECLARED, OTHER_FITS)
 @parametrize_with_checks(CHECKED, expected_failed_checks=lambda estimator: CANNOT)
 def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> None:
+    forget_fits()
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +113,7 @@ def test_what_is_not_declared_is_warned_of_and_makes_the_model_not_for_release(
     assert made.verdict_.outcome == "not for release"
 
 
+@pytest.mark.filterwarnings(OTHER_FITS)
 def test_a_seed_makes_the_model_not_for_release_and_repeatable(patients: dict[str, Any]) -> None:
     first, second = (
         declared(patients, **QUICK).fit(patients["X"], patients["y"], epsilon=2.0) for _ in range(2)
@@ -113,6 +122,7 @@ def test_a_seed_makes_the_model_not_for_release_and_repeatable(patients: dict[st
     assert (first.predict_proba(patients["X"]) == second.predict_proba(patients["X"])).all()
 
 
+@pytest.mark.filterwarnings(OTHER_FITS)
 def test_pandas_polars_and_arrays_give_the_same_model(patients: dict[str, Any]) -> None:
     frames = (patients["X"], polars.from_pandas(patients["X"]))
     answers = []
@@ -149,6 +159,7 @@ def test_columns_of_words_have_categories(kind: Any, tmp_path: Path) -> None:
         made.predict(np.ones((2, 2)))
 
 
+@pytest.mark.filterwarnings(OTHER_FITS)
 def test_all_rows_of_a_person_are_protected_together() -> None:
     rng = np.random.default_rng(2)
     ids = np.repeat([f"p{i}" for i in range(50)], 3)
@@ -240,7 +251,7 @@ def test_an_encoder_with_given_categories_learns_nothing(encoder: Any, learns: b
     assert learns_from_data(encoder) == learns
 
 
-@pytest.mark.filterwarnings(NOT_DECLARED)
+@pytest.mark.filterwarnings(NOT_DECLARED, "ignore:It was fitted inside GridSearchCV", OTHER_FITS)
 def test_search_clones_and_routes_budgets_by_row(patients: dict[str, Any]) -> None:
     made = declared(patients, **QUICK)
     assert clone(made).get_params() == made.get_params()
@@ -249,3 +260,123 @@ def test_search_clones_and_routes_budgets_by_row(patients: dict[str, Any]) -> No
     assert search.best_estimator_.plan_.people == len(patients["y"])
     again = pickle.loads(pickle.dumps(search.best_estimator_))
     assert (again.predict(patients["X"]) == search.predict(patients["X"])).all()
+    (reason, *_) = [each for each in search.best_estimator_.verdict_.reasons if each.code == "other-fits"]
+    assert "inside GridSearchCV, which fits several times on the same people" in reason.sentence
+
+
+# --- several fits on the same people ----------------------------------------------------------------------
+
+UNSEEDED = {**QUICK, "random_state": None}
+
+
+def reasons(made: Any) -> list[str]:
+    return [each.code for each in made.verdict_.reasons]
+
+
+@pytest.mark.parametrize("again", ["itself", "a clone", "another model", "by a frame of half of them"])
+def test_a_second_fit_on_the_same_people_says_what_both_cost(patients: dict[str, Any], again: str) -> None:
+    X, y = patients["X"], patients["y"]
+    first = declared(patients, **UNSEEDED).fit(X, y, epsilon=2.0)
+    assert first.verdict_.outcome == HOLDS
+    second = first if again == "itself" else clone(first)
+    if again == "another model":
+        second = second.set_params(learning_rate=0.1, model="tabular")
+    if again.startswith("by a frame"):
+        X, y = X.iloc[100:300], y[100:300]
+    with pytest.warns(UserWarning, match=r"an earlier fit.*up to epsilon 2, all together up to 4"):
+        second.fit(X, y, epsilon=2.0)
+    assert (second.verdict_.outcome, reasons(second)) == ("not for release", ["other-fits"])
+
+
+def test_fits_on_other_people_say_nothing(patients: dict[str, Any]) -> None:
+    for rows in (slice(0, 300), slice(300, 569)):  # warnings are errors
+        made = declared(patients, **UNSEEDED)
+        made.fit(patients["X"].iloc[rows], patients["y"][rows], epsilon=2.0)
+        assert made.verdict_.outcome == HOLDS
+    rng = np.random.default_rng(3)
+    few = PersonalizedClassifier(feature_ranges=(0, 2), classes=[0, 1], model="linear", **UNSEEDED)
+    for _ in range(2):  # most rows have twins among people who are others
+        few.fit(rng.integers(0, 3, (100, 2)), rng.integers(0, 2, 100), epsilon=2.0)
+        assert few.verdict_.outcome == HOLDS
+
+
+def test_named_people_are_the_same_whatever_their_rows_are() -> None:
+    rng = np.random.default_rng(4)
+    made = PersonalizedClassifier(feature_ranges=(0, 1), classes=[0, 1], model="linear", **UNSEEDED)
+    X, y = rng.random((60, 2)), rng.integers(0, 2, 60)
+    made.fit(X, y, epsilon=2.0, groups=[f"p{i}" for i in range(60)])
+    made.fit(X, y, epsilon=2.0, groups=[f"q{i}" for i in range(60)])
+    assert made.verdict_.outcome == HOLDS
+    with pytest.warns(UserWarning, match="an earlier fit"):
+        made.fit(
+            rng.random((60, 2)), y, epsilon=2.0, groups=[f"{'p' if i == 7 else 'r'}{i}" for i in range(60)]
+        )
+    assert reasons(made) == ["other-fits"]
+
+
+def test_folds_are_fits_of_their_own_and_none_is_for_release(patients: dict[str, Any]) -> None:
+    made, fitted = declared(patients, **UNSEEDED), []
+    with pytest.warns(UserWarning, match="fitted inside cross_val_score, which fits several times"):
+        cross_val_score(
+            made,
+            patients["X"],
+            patients["y"],
+            cv=2,
+            params={"epsilon": patients["epsilon"]},
+            scoring=lambda estimator, X, y: float(not fitted.append(estimator)),
+        )
+    assert [each.verdict_.outcome for each in fitted] == ["not for release"] * 2
+
+
+def test_a_calibration_by_folds_is_not_for_release(patients: dict[str, Any]) -> None:
+    made = CalibratedClassifierCV(declared(patients, **UNSEEDED, epsilon=2.0), cv=2)
+    with pytest.warns(UserWarning, match="fitted inside"):
+        made.fit(patients["X"], patients["y"])
+    assert {each.estimator.verdict_.outcome for each in made.calibrated_classifiers_} == {"not for release"}
+
+
+@pytest.mark.parametrize("on_others", [False, True])
+def test_a_calibration_of_a_ready_model_has_to_be_fitted_on_other_people(
+    patients: dict[str, Any], on_others: bool
+) -> None:
+    X, y = patients["X"], patients["y"]
+    made = declared(patients, **UNSEEDED).fit(X[:300], y[:300], epsilon=2.0)
+    calibrated = CalibratedClassifierCV(FrozenEstimator(made))
+    if on_others:
+        calibrated.fit(X[300:], y[300:])  # warnings are errors
+        assert made.verdict_.outcome == HOLDS
+        return
+    with pytest.warns(UserWarning, match="CalibratedClassifierCV was fitted on what the model says"):
+        calibrated.fit(X[:300], y[:300])
+    assert reasons(made) == ["fitted-on-outputs"]
+
+
+@pytest.mark.parametrize(
+    ("target", "learns"),
+    [
+        ({"func": np.log1p, "inverse_func": np.expm1}, False),
+        ({"transformer": FunctionTransformer(np.log1p, np.expm1)}, False),
+        ({"transformer": StandardScaler()}, True),
+    ],
+)
+def test_a_transformed_target_holds_where_the_transformer_learns_nothing(
+    target: dict[str, Any], learns: bool
+) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    inner = PersonalizedRegressor(
+        feature_ranges=(-0.2, 0.2), label_range=(-5, 7), model="linear", epsilon=50.0, **UNSEEDED
+    )
+    made = TransformedTargetRegressor(inner, **target)
+    if learns:
+        with pytest.warns(UserWarning, match="the fitted transformer of the target"):
+            made.fit(X, y)
+    else:
+        made.fit(X, y)  # warnings are errors
+    assert (made.regressor_.verdict_.outcome == HOLDS) != learns
+
+
+def test_nothing_of_the_rows_is_pickled_with_an_estimator(patients: dict[str, Any]) -> None:
+    made = declared(patients, **UNSEEDED).fit(patients["X"], patients["y"], epsilon=2.0)
+    again = pickle.loads(pickle.dumps(made))
+    assert not any("fit" in name for name in vars(again))
+    assert again.verdict_.outcome == HOLDS

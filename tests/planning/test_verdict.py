@@ -34,6 +34,7 @@ def test_the_promise_holds_for_all_where_nothing_speaks_against_it(made: Plan) -
         ({"ledger_off": True}, "ledger-off", "not entered in these people's ledger"),
         ({"verified": False}, "unverified-plan", "The plan was not verified"),
         ({"start_not_for_release": "It was seeded."}, "start", "Of that one: It was seeded."),
+        ({"other_fits": "An earlier fit was on them, too."}, "other-fits", "An earlier fit was on them"),
         ({"unseen_code": ["a hook on fc1", "model.scale"]}, "unseen-code", "a hook on fc1; model.scale"),
     ],
 )

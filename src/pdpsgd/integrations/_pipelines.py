@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, PolynomialFeatures
@@ -16,7 +16,8 @@ from sklearn.utils import get_tags
 def learning_steps(estimator: Any) -> list[str]:
     """Name the steps before this estimator, in the pipelines that are fitting it, that learn from the data.
 
-    A pipeline does not tell its steps where they are, so the calls that lead here are looked at.
+    So does what transforms its target (`TransformedTargetRegressor`). Neither tells its steps where they are, so the
+    calls that lead here are looked at.
     """
     found = []
     frame = inspect.currentframe()
@@ -28,9 +29,18 @@ def learning_steps(estimator: Any) -> list[str]:
             and around.steps[-1][1] is estimator
         ):
             found += [
-                name for name, step in around.steps[:-1] for part in _parts(step) if learns_from_data(part)
+                f"step {name!r} of the pipeline"
+                for name, step in around.steps[:-1]
+                for part in _parts(step)
+                if learns_from_data(part)
             ]
             estimator = around  # which may be the last step of another
+        if (
+            isinstance(around, TransformedTargetRegressor)
+            and frame.f_code.co_name == "fit"
+            and learns_from_data(around.transformer)
+        ):
+            found.append("transformer of the target")
         frame = frame.f_back
     return list(dict.fromkeys(found))
 

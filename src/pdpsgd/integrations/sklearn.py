@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,14 @@ except ImportError as error:  # pragma: no cover
         "Expected the package scikit-learn, 1.6 or later. Install it: pip install 'pdpsgd[sklearn]'"
     ) from error
 
+from pdpsgd.integrations._fits import (
+    Fit,
+    digests_of,
+    learning_from_outputs,
+    other_fits,
+    remember,
+    was_trained_on,
+)
 from pdpsgd.integrations._pipelines import learning_steps
 
 if TYPE_CHECKING:
@@ -48,6 +58,9 @@ if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
 
 __all__ = ["PersonalizedClassifier", "PersonalizedRegressor"]
+
+_FIT_OF: WeakKeyDictionary[Any, Fit] = WeakKeyDictionary()
+"""What an estimator of this process was fitted on: never pickled with it."""
 
 AT_ONCE = 16_384
 """Rows that go through the network together in `predict`."""
@@ -127,7 +140,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
         learned = [f"columns {', '.join(map(repr, learned[:6]))}"] if learned else []
         learned += ["the label"] if label_learned else []
         learning = learning_steps(self)
-        learned += [f"the fitted step {name!r} of the pipeline" for name in learning]
+        learned += [f"the fitted {each}" for each in learning]
         if learned:
             warn(
                 f"Ranges, categories or other figures of {', '.join(learned)} are read from the data, which no promise "
@@ -157,10 +170,10 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             task=schema.task,
             label_range=schema.label_range,
         )
-        self._train(given, people, schema.outputs)
+        self._train(given, people, schema.outputs, rows)
         return self
 
-    def _train(self, inputs: TrainingInputs, people: Budgets, outputs: int) -> None:
+    def _train(self, inputs: TrainingInputs, people: Budgets, outputs: int, rows: Any) -> None:
         """Compute the plan, what nobody chose from the rules of `pdpsgd.planning.advice`, and train by it."""
         from pdpsgd.models.networks import count_parameters
         from pdpsgd.planning.advice import choose_setting, rate_for
@@ -177,6 +190,11 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             max_grad_norm=chosen.max_grad_norm,
             accountant=self.accountant,
         )
+        now = Fit.of(rows, people, self.plan_)
+        others = other_fits(now)
+        if others is not None:
+            warn(f"{others} The model is not for release.")
+        inputs = replace(inputs, other_fits=others)
         seed = None
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -197,6 +215,8 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             )
         self.network_ = self.result_.model.eval()
         self.verdict_ = self.result_.verdict
+        remember(now)
+        _FIT_OF[self] = now
 
     _share_of_rate = 1.0
 
@@ -254,9 +274,23 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self, "network_")
         rows, _ = self._rows(X, reset=False)
+        self._check_what_asks(rows)
         inputs = _tensor(encode(rows, self._columns))
         with torch.no_grad():
             return torch.cat([self.network_(part).float() for part in torch.split(inputs, AT_ONCE)])
+
+    def _check_what_asks(self, rows: Any) -> None:
+        """Mark the model where something else is fitted on what it says of those whom it was trained on."""
+        asking, trained = learning_from_outputs(), _FIT_OF.get(self)
+        if asking is None or trained is None or not self.verdict_.is_for_release:
+            return
+        if was_trained_on(digests_of(rows), trained):
+            why = (
+                f"{asking} was fitted on what the model says of the people whom it was trained on, which no promise "
+                "covers."
+            )
+            warn(f"{why} The model is not for release with it: fit it on other people.")
+            self.verdict_ = self.verdict_.with_reason("fitted-on-outputs", why)
 
     def _remedy(self, in_pipeline: bool) -> str:
         known = f"Declare them: feature_ranges=, categories=, {self._label_parameter}=."

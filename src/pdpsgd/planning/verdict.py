@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdpsgd.accounting.history import split
@@ -74,6 +74,10 @@ class Verdict:
         why = [reason.sentence.rstrip(".") for reason in self.reasons if reason.people is None]
         return f"{'; '.join(why)}: not for release"
 
+    def with_reason(self, code: str, sentence: str) -> Verdict:
+        """Return the verdict with one more reason against a release, which came up later."""
+        return replace(self, outcome=NOT_FOR_RELEASE, reasons=(Reason(code, sentence), *self.reasons))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict for JSON files."""
         return {
@@ -99,6 +103,7 @@ def verdict(
     ledger_off: bool = False,
     rehearsal: bool = False,
     in_ledger: str | None = None,
+    other_fits: str | None = None,
     unseen_code: Sequence[str] = (),
     without_promise: int = 0,
     above_consent: int = 0,
@@ -119,6 +124,7 @@ def verdict(
         ledger_off: no ledger was kept where there should be one, so that the run is not counted later.
         rehearsal: rows were made up; no record was read.
         in_ledger: id of the ledger that the run was entered in; a plan that comes from another one counts as off.
+        other_fits: what speaks against the run because of others on the same people that nothing counts.
         unseen_code: what the guards could not see through, one short description each.
         without_promise: people outside the plan whose records are used all the same, such as test people.
         above_consent: people of the ledger from whom more was taken before than they allow now.
@@ -140,6 +146,7 @@ def verdict(
         and f"The first weights come from a model that is not for release. Of that one: {start_not_for_release}",
         "ledger-off": (ledger_off or (plan.ledger is not None and plan.ledger.id != in_ledger))
         and "The run was not entered in these people's ledger, so it is not counted later.",
+        "other-fits": other_fits or False,
         "unseen-code": bool(unseen_code)
         and f"The guards could not see through some code: {'; '.join(unseen_code)}.",
     }

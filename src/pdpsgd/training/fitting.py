@@ -515,6 +515,7 @@ def _finish(
             unseen_code=unknown,
             ledger_off=inputs.ledger_off,
             rehearsal=inputs.rehearsal,
+            other_fits=inputs.other_fits,
             start_not_for_release=None if origin is None else origin.not_for_release,
         ),
         run_folder=None if folder is None else folder.path,

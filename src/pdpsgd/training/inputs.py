@@ -48,6 +48,8 @@ class TrainingInputs:
     without_promise: int = 0
     ledger_off: bool = False
     rehearsal: bool = False
+    other_fits: str | None = None
+    """What speaks against the run because of others on the same people that nothing counts."""
     texts: tuple[str, ...] = ()
     encoder: Mapping[str, Any] | None = None
     preprocessing: Preprocessing = field(default_factory=Preprocessing)

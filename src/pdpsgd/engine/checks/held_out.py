@@ -113,17 +113,12 @@ def _equal_rows(one: tuple[Tensor, ...], other: tuple[Tensor, ...], used: IntArr
     alike = [part.shape[1:] for part in one] == [part.shape[1:] for part in other]
     if not alike or not len(one[0]) or not len(other[0]):
         return 0
-    keys = np.random.default_rng(0)  # the same on every rank; two rows that differ are alike in 1 of 2^60
-    multipliers = [
-        keys.integers(0, 2**64, (2, _words(part[:1]).shape[1]), dtype=np.uint64) | np.uint64(1)
-        for part in one
-    ]
-    mine, theirs = _digests(one, multipliers), _digests(other, multipliers)
-    return _more_than_chance(mine if used is None else mine[used], theirs)
+    mine, theirs = row_digests(one), row_digests(other)
+    return more_than_chance(mine if used is None else mine[used], theirs)
 
 
-def _more_than_chance(mine: WordArray, theirs: WordArray) -> int:
-    """Count values of the second that are in the first; 0 if fewer than `SHARE`, or if chance explains them.
+def more_than_chance(mine: WordArray, theirs: WordArray, *, share: float = SHARE) -> int:
+    """Count values of the second that are in the first; 0 if fewer than a share, or if chance explains them.
 
     Guarantee: if which values are in the first and which in the second was drawn by chance, the count is 0 with
     probability 1 - 2 `CHANCE`. Given the values of both, the places of the second are then a uniform subset. (a) k
@@ -132,7 +127,7 @@ def _more_than_chance(mine: WordArray, theirs: WordArray) -> int:
     value equally often with probability prod C(2c, c) / C(2n, n).
     """
     both = int(np.isin(theirs, mine).sum())
-    if both < max(FEWEST, SHARE * len(theirs)):
+    if both < max(FEWEST, share * len(theirs)):
         return 0
     split, pairs = _split_pairs(mine, theirs)
     chance = min(_chance_of_pairs(split, pairs, len(mine), len(theirs)), _chance_of_same(mine, theirs))
@@ -175,8 +170,17 @@ def _choose(number: Any, chosen: Any) -> Any:
     return gammaln(number + 1.0) - gammaln(chosen + 1.0) - gammaln(number - chosen + 1.0)
 
 
-def _digests(tensors: tuple[Tensor, ...], multipliers: list[npt.NDArray[np.uint64]]) -> WordArray:
-    """Return one word for each row: a sum of its words, each times a random number."""
+def row_digests(tensors: tuple[Tensor, ...], *, seed: int = 0) -> WordArray:
+    """Return one word for each row: a sum of its words, each times a random number.
+
+    Two rows that differ have the same one with probability 2^-60. The numbers are those of the seed, so the same on
+    every rank.
+    """
+    keys = np.random.default_rng(seed)
+    multipliers = [
+        keys.integers(0, 2**64, (2, _words(part[:1]).shape[1]), dtype=np.uint64) | np.uint64(1)
+        for part in tensors
+    ]
     found = np.empty(len(tensors[0]), dtype=np.uint64)
     for start in range(0, len(found), AT_ONCE):
         part = found[start : start + AT_ONCE]
@@ -228,7 +232,7 @@ def _equal_items(one: Any, other: Any) -> int:
     )
     if int((mine == theirs).sum()) < len(places) * (1 + SHARE) / 2:
         return 0
-    return _more_than_chance(mine, theirs)
+    return more_than_chance(mine, theirs)
 
 
 def _digest_of_item(dataset: Any, place: int) -> int:
