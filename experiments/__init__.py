@@ -19,6 +19,7 @@
 | `probabilities` | what makes probabilities better: averaged weights, and calibration with and without other people |
 | `table_3` | Individualized PATE beside `pdp-sgd-exact`, with linear models |
 | `table_3_networks` | the same with the paper's CNNs |
+| `table_3_published` | its votes by the published accounting, and what that leaves out |
 | `filters` | individual filters beside `pdp-sgd-exact`, at equal compute |
 | `least_squares` | personal least squares, with nothing tuned |
 | `fairness` | by tier and class where strictness goes with a class, and what remedies cost |

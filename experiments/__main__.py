@@ -98,8 +98,16 @@ def reproduce(
         from experiments.least_squares import run_least_squares
         from experiments.table_3 import run_table_3
         from experiments.table_3_networks import run_table_3_networks
+        from experiments.table_3_published import run_table_3_published
 
-        studies = (run_table_3, run_table_3_networks, run_fairness, run_filters, run_least_squares)
+        studies = (
+            run_table_3,
+            run_table_3_networks,
+            run_table_3_published,
+            run_fairness,
+            run_filters,
+            run_least_squares,
+        )
         study = dict(zip(OWN_RECORDS, studies, strict=True))[what]
         for path in study(
             output, datasets=dataset or (), seeds=seeds, say=lambda line: typer.echo(line, err=True)

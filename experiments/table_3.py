@@ -76,8 +76,11 @@ def write_table_3(output: Path) -> list[Path]:
     path = output / f"{PAGE}.jsonl"
     if not path.exists():
         return []
+    from experiments.table_3_published import published_section
+
     page = output / f"{PAGE}.md"
-    page.write_text(write_page(read_runs(path)), encoding="utf-8")
+    section = "\n".join(published_section(output))
+    page.write_text(write_page(read_runs(path)) + ("\n" + section if section else ""), encoding="utf-8")
     return [page]
 
 
@@ -127,7 +130,7 @@ def _vote(
     spread = spread_labels(public[0], centers.examples, centers.labels, classes=10)
     truth = public[1].numpy()
     supervised = [
-        _student(
+        student_accuracy(
             public[0][a.examples], torch.nn.functional.one_hot(torch.from_numpy(a.labels), 10).float(), test
         )
         for a in (in_order, centers)
@@ -135,7 +138,7 @@ def _vote(
     return {
         "accuracy": supervised[0],
         "with_centers": supervised[1],
-        "with_both": _student(public[0], spread, test),
+        "with_both": student_accuracy(public[0], spread, test),
         "answers": len(in_order.labels),
         "questions": in_order.asked,
         "planned_answers": planned.answers,
@@ -145,7 +148,7 @@ def _vote(
     }
 
 
-def _student(inputs: Tensor, wanted: Tensor, test: Pair) -> float:
+def student_accuracy(inputs: Tensor, wanted: Tensor, test: Pair) -> float:
     """Train a linear student, and return its accuracy."""
     model = linear_model(inputs[0].numel(), 10)
     start_at_zero(model)

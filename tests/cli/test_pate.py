@@ -113,3 +113,28 @@ def test_people_of_the_list_are_no_public_examples(run, tmp_path) -> None:
     result = run(*table, "--no-ledger", "--public", "p.csv", "--teachers", "5")
     assert result.exit_code == 2
     assert "Got '7' in p.csv and on the list" in " ".join(result.output.split())
+
+
+def test_the_published_accounting_is_shown_on_a_benchmark_and_leaves_nothing(run, tmp_path) -> None:
+    options = ("--tiers", "4:0.54,8:0.37,12:0.09", "--teachers", "100", "--public", "last:400", "--seed", "0")
+    published = ("--bookkeeping", "as-published")
+    result = run("pate", "digits", *options, *published, "--json", "shown.json")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "shown.json").read_text())
+    assert "no promise" in found["not_for_release"]
+    assert found["by-rank"]["labels"] > found["own"]["labels"]
+    assert found["by-rank"]["own"][0] > 4, "the first level spends more than it allows"
+    assert all(spent <= allowed for spent, allowed in zip(found["own"]["own"], (4, 8, 12), strict=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["shown.json"]
+    for refused in (("--mechanism", "pate"), ("--run-folder", "r")):
+        result = run("pate", "digits", *options, *published, *refused)
+        assert result.exit_code == 2
+        assert "promises nobody anything" in " ".join(result.output.split())
+
+
+def test_the_published_accounting_is_refused_for_own_data(run, tmp_path) -> None:
+    own_files(tmp_path)
+    files = ("--budgets", "people.csv", "--id-column", "person", "--public", "public.npz")
+    result = run("pate", "images.npz", *files, "--bookkeeping", "as-published")
+    assert result.exit_code == 2
+    assert "Expected a benchmark" in " ".join(result.output.split())

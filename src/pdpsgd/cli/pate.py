@@ -52,6 +52,14 @@ Weights = Annotated[
         "--weights", help="for i-pate-weight: by mu, epsilon (published), epsilon-times-share", panel=PLAN
     ),
 ]
+Bookkeeping = Annotated[
+    str,
+    option(
+        "--bookkeeping",
+        help="sound; as-published shows what the published accounting gives, on a benchmark",
+        panel=PLAN,
+    ),
+]
 Teachers = Annotated[int, option("--teachers", min=1, help="number of teachers, for plain PATE", panel=PLAN)]
 Spread = Annotated[
     bool, option("--spread/--no-spread", help="labels spread to near public examples", panel=TRAINING)
@@ -63,6 +71,9 @@ Seed = Annotated[
 Folder = Annotated[
     Path | None, option("--run-folder", help="output folder", panel=OUTPUT, show_default="a new one in runs/")
 ]
+
+
+AS_PUBLISHED = "as-published"
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +109,7 @@ def pate(
     public: Public = None,
     mechanism: MechanismName = "i-pate-weight",
     weights: Weights = "mu",
+    bookkeeping: Bookkeeping = "sound",
     teachers: Teachers = 250,
     spread: Spread = True,
     seed: Seed = None,
@@ -118,6 +130,7 @@ def pate(
     Examples:
       pdpsgd pate images.npz --budgets people.csv --id-column person --public others.npz
       pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100
+      pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100 --bookkeeping as-published
     """
     from pdpsgd.pate import MECHANISMS
     from pdpsgd.pate.plans import WEIGHTS
@@ -131,7 +144,13 @@ def pate(
         )
     check_one_of(MECHANISMS, mechanism=mechanism)
     check_one_of(WEIGHTS, weights=weights)
+    check_one_of(("sound", AS_PUBLISHED), bookkeeping=bookkeeping)
     own_data = is_own_data(data)
+    if bookkeeping == AS_PUBLISHED and (own_data or mechanism != "i-pate-weight" or run_folder is not None):
+        fail(
+            f"Expected a benchmark, i-pate-weight and no run folder for --bookkeeping {AS_PUBLISHED}: it shows what "
+            f"the published accounting gives, which promises nobody anything. Got {data}, {mechanism}."
+        )
     place = ledger.place(own_data=own_data, counted_otherwise=people.tiers is not None)
     inputs = read_inputs(data, records, people, listed=ledger.listed)
     confirm_without_promise(inputs, yes=yes)
@@ -143,6 +162,14 @@ def pate(
     _check_public(public, data, inputs)
     held, budgets, shown = _split(inputs, public, own_data=own_data)
     vote = _Vote(held, budgets, shown, mechanism, weights, teachers, spread, seed)
+    if bookkeeping == AS_PUBLISHED:
+        from pdpsgd.cli.pate_as_published import show_as_published
+
+        planned = replace(vote, weights="epsilon-times-share").planned(budgets)
+        show_as_published(
+            planned, budgets, held, shown, classes=len(inputs.classes), seed=seed, screen=screen
+        )
+        return
     with _folder_of(run_folder, f"{Path(data).stem}-{mechanism}") as folder:
         if place is None or not budgets.named:
             planned = vote.planned(budgets)
