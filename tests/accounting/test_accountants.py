@@ -15,6 +15,7 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy import fft as scipy_fft
 
 from pdpsgd.accounting import pld as pld_module
+from pdpsgd.accounting.certificates import certificate, certificate_within
 from pdpsgd.accounting.history import Exposure, simplify
 from pdpsgd.accounting.pld import grid_interval
 from pdpsgd.accounting.rdp import RdpAccountant, renyi_of_step
@@ -193,6 +194,14 @@ def test_what_is_counted_as_lost_is_more_than_rounding_takes_from_any_tail(steps
     lost = np.cumsum(exact[::-1]) - np.cumsum(composed.mass[::-1].astype(np.longdouble))
     assert float(lost.max()) <= pld_module.ROUNDING * (10 + steps) / 3
     assert composed.infinite >= pld_module.ROUNDING * (10 + steps)
+
+
+def test_a_step_of_far_larger_losses_than_the_grid_of_the_others_is_priced_all_the_same() -> None:
+    fine, coarse = Exposure(1, 1e-9, 50.0, 10**9), Exposure(1, 0.5, 1e-7, 1)
+    assert PLD.epsilon((fine, coarse), 1e-5) >= PLD.epsilon((coarse,), 1e-5) - 1e-6 > 1e6
+    assert PLD.delta((fine, coarse), 1.0) >= 0.4
+    assert certificate((fine, coarse), d=1e-6).mu > 100
+    assert certificate_within((fine, coarse), mu=1.0).d >= 0.4
 
 
 def test_rounds_of_the_same_mechanism_merge_but_draws_do_not() -> None:

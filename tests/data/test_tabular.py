@@ -113,6 +113,11 @@ def test_budgets_cannot_be_features() -> None:
         encode(polars.DataFrame(PEOPLE), schema, leave_out=["epsilon"])
 
 
+def test_ids_of_more_than_64_bits_are_ids() -> None:
+    wide = polars.Series("person", [2**70, 3, 4, 5], dtype=polars.Int128)
+    assert encode(polars.DataFrame(PEOPLE).with_columns(wide), SCHEMA).ids.tolist() == [2**70, 3, 4, 5]
+
+
 def test_without_an_id_column_people_are_known_by_their_row() -> None:
     schema = Schema("income", ("low", "high"), {"age": Numeric(0, 1)})
     assert encode(polars.DataFrame(PEOPLE), schema).ids.tolist() == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pdpsgd.engine import PrivacyEngine
-from pdpsgd.engine.checkpoints import load
+from pdpsgd.engine.checkpoints import load, save
 from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.layers import Layers
@@ -292,6 +292,28 @@ def test_a_run_that_is_killed_while_it_erases_keys_erases_them_when_it_is_resume
     private().engine.resume(tmp_path / "last")
     assert keys_in(tmp_path) == {"first": None, "last": None}
     assert not list(tmp_path.glob("*journal"))
+
+
+def test_a_checkpoint_that_cannot_be_read_keeps_no_other_from_losing_its_key(private, tmp_path):
+    run = private()
+    for name in ("first", "second", "third"):
+        run.engine.save(tmp_path / name)
+    (tmp_path / "first").write_bytes(b"damaged")
+    run.train()
+    with pytest.raises(PdpsgdError, match="first"):
+        run.engine.save(tmp_path / "last")
+    (tmp_path / "first").unlink()
+    assert keys_in(tmp_path) == {"second": None, "third": None, "last": None}
+
+
+@pytest.mark.parametrize("name", [".", "../.."])
+def test_a_folder_is_no_checkpoint_of_the_run(private, tmp_path, name):
+    run = private()
+    run.engine.save(tmp_path / "checkpoint")
+    saved = load(tmp_path / "checkpoint")
+    save(tmp_path / "checkpoint", saved.tensors, {**saved.state, "checkpoints": [name]}, saved.key)
+    with pytest.raises(PdpsgdError, match="name of a file"):
+        private().engine.resume(tmp_path / "checkpoint")
 
 
 def test_another_runs_key_under_the_same_name_stays(private, tmp_path):

@@ -262,6 +262,8 @@ def _connect_dots(curve: Curve, low: float, high: float, interval: float) -> Los
     a dictionary.
     """
     first, last = math.floor(low / interval), max(math.ceil(high / interval), math.floor(low / interval) + 1)
+    if last - first > MOST_BINS:
+        raise _GridTooFineError
     deltas = np.minimum.accumulate(np.clip(curve(np.arange(first, last + 1) * interval), 0.0, 1.0))
     # Slopes of delta in e^epsilon, times e^-epsilon at the left end.
     slopes = -np.diff(deltas) / math.expm1(interval)

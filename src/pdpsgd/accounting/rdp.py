@@ -75,6 +75,8 @@ class RdpAccountant(Accountant):
 
 LARGEST_POISSON_ORDER = 128
 """Up to this order the tighter bound for participation below 1 is used; it needs every integer order below."""
+LITTLE_NOISE = 0.01
+"""Below this noise multiplier a step costs an epsilon of thousands, and integrals would need 1 / sigma^2 points."""
 MOST_STEPS_KEPT = 100_000
 
 
@@ -86,6 +88,8 @@ def renyi_of_step(sample_rates: FloatArray, noise_multiplier: float, orders: Ite
     """
     rates = np.atleast_1d(np.asarray(sample_rates, dtype=float))
     wanted = np.fromiter(orders, float)
+    if noise_multiplier < LITTLE_NOISE:  # rho grows with the order: that of the next whole one is no less
+        wanted = np.ceil(wanted)
     whole = wanted == np.rint(wanted)
     moments = np.empty((rates.size, wanted.size))
     moments[:, whole] = _integer_moments(rates, noise_multiplier, tuple(wanted[whole].astype(int)))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd._typing import FloatArray
-from pdpsgd.budgets.readers import Frame, Source, column_names, open_table
+from pdpsgd.budgets.readers import Frame, Source, as_array, column_names, open_table
 from pdpsgd.data.cells import cells, days_of, key_of, numbers_of, places_of
 from pdpsgd.data.drafting import MOST_CATEGORIES, draft_schema
 from pdpsgd.data.remarks import Remarks
@@ -206,7 +206,7 @@ def raw_ids(frame: Frame, schema: Schema, source: Source) -> npt.NDArray[Any]:
     _require(frame, schema.id_column, source)
     series = frame[schema.id_column]
     if series.dtype.is_integer() and not series.is_null().any():
-        return series.to_numpy()
+        return as_array(series)
     for index, person in enumerate(cells(series)):
         if person is None:
             fail(f"Expected an id in column {schema.id_column!r} of {source.row(index)}. It is missing.")
@@ -215,7 +215,7 @@ def raw_ids(frame: Frame, schema: Schema, source: Source) -> npt.NDArray[Any]:
                 f"Expected a whole number or text in column {schema.id_column!r} of {source.row(index)}, to know "
                 f"the person by. Got {shown(person)}."
             )
-    return series.to_numpy()
+    return as_array(series)
 
 
 def check_ids(

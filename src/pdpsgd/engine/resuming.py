@@ -9,6 +9,7 @@ resume refuses anything else. (`journal` catches what has no name.)
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from pdpsgd.budgets.files import ANY, Each, Optional, Range, check_shape
 from pdpsgd.engine.checkpoints import HasState, erase_key, load, pack_optimizer, save, unpack_optimizer
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, digest_of_module, fingerprint_data
 from pdpsgd.engine.journal import count_entries
-from pdpsgd.errors import fail, shown
+from pdpsgd.errors import PdpsgdError, fail, shown
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.sampling.source import RandomSource
 
@@ -150,10 +151,12 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
 def _beside(path: Path, name: str) -> Path:
     file = Path(os.path.normpath(path.parent / name))
     try:
-        os.lstat(file)
+        is_folder = stat.S_ISDIR(os.lstat(file).st_mode)
     except FileNotFoundError:
-        pass
+        return file
     except (OSError, ValueError):  # too long, or with a null character in it
+        is_folder = True
+    if is_folder:
         fail(f"Expected the name of a file in the checkpoint {str(path)!r}. Got {shown(name)}.")
     return file
 
@@ -228,12 +231,26 @@ def _check_optimizer(optimizer: Optimizer, saved: Any, *, place: str) -> None:
 
 
 def erase_saved_keys(run: Run) -> None:
-    """Erase the key from every checkpoint of the run, which has ended: nobody is to repeat its noise."""
-    for path in sorted(run.checkpoints) if run.ranks.first else ():
-        if path.exists():
-            erase_key(path, only=run.execution.source.name)
+    """Erase the key from every checkpoint of the run, which has ended: nobody is to repeat its noise.
+
+    One that cannot be read does not keep the others from losing theirs; it is named afterwards.
+    """
+    name = run.execution.source.name
+    failed = [error for path in sorted(run.checkpoints) if run.ranks.first and (error := _erase(path, name))]
+    if failed:
+        raise failed[0]
     run.checkpoints.clear()
     run.journal.close(remove=True)
+
+
+def _erase(path: Path, name: str) -> PdpsgdError | None:
+    """Erase the key of this name from a checkpoint, if that is still there; tell why where it cannot be done."""
+    try:
+        if path.exists():
+            erase_key(path, only=name)
+    except PdpsgdError as error:
+        return error
+    return None
 
 
 def describe_run(run: Run, *, without_key: bool = False) -> dict[str, Any]:
