@@ -75,6 +75,18 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
         (2, 12),
         False,
     ),
+    "mobile": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.Conv2d(8, 8, 3, groups=8),
+            nn.ConvTranspose2d(8, 3, 2, stride=2),
+            nn.InstanceNorm2d(3, affine=True),
+            nn.Flatten(),
+        ),
+        (2, 5, 5),
+        False,
+    ),
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(7, 4), nn.Linear(4, 3)), (5,), True),
     "tied": (Tied, (4,), True),
     "recurrent": (lambda: nn.GRU(3, 4, batch_first=True), (5, 3), False),
@@ -135,7 +147,7 @@ def test_a_persons_mean_gradient_is_clipped_as_a_whole(
     compare(oracle, precise, inputs, sizes, reduction="mean", tolerance=1e-9)
 
 
-@pytest.mark.parametrize("network", ["mlp", "cnn", "other convolutions", "sequence"])
+@pytest.mark.parametrize("network", ["mlp", "cnn", "other convolutions", "mobile", "sequence"])
 def test_without_compiled_code_it_is_the_same(
     oracle: Oracle, network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

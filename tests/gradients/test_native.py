@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,10 +16,14 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.gradients._torch import TRANSPOSED
 from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.geometry import geometry_of
+from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.per_example import Workspace
-from pdpsgd.gradients.rules.convolution import CompiledKernels, Kernels
+from pdpsgd.gradients.per_example import PerExample, Workspace
+from pdpsgd.gradients.rules.convolution import CompiledKernels, Kernels, kernel_gradient
+from pdpsgd.gradients.rules.recurrent import Lstm
 from pdpsgd.models.networks import mnist_cnn, svhn_cnn
 
 with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
@@ -146,9 +151,10 @@ def test_kernel_gradients_are_those_of_the_matrix_products(case: tuple[nn.Conv2d
     module, inputs = case
     examples = len(inputs)
     gradient = torch.randn_like(module(inputs))
-    assert native.has_kernel_gradients(module, inputs, gradient)
-    compiled = CompiledKernels(module, inputs, gradient, Workspace())
-    exact = Kernels(module.double(), inputs.double(), gradient.double(), Workspace())
+    geometry = geometry_of(module)
+    assert native.has_kernel_gradients(geometry, inputs, gradient)
+    compiled = CompiledKernels(geometry, inputs, gradient, Workspace())
+    exact = Kernels(geometry, inputs.double(), gradient.double(), Workspace())
     # Terms may cancel; rounding is in proportion to them.
     scale = float((inputs.flatten(1).norm(dim=1) * gradient.flatten(1).norm(dim=1)).max())
     norms = compiled.squared_norms()
@@ -167,7 +173,7 @@ def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) ->
     module = nn.Conv2d(3, 5, 3)
     inputs = torch.randn(6, 3, 8, 8)
     gradient = torch.randn_like(module(inputs))
-    whole, parts = (CompiledKernels(module, inputs, gradient, Workspace()) for _ in range(2))
+    whole, parts = (CompiledKernels(geometry_of(module), inputs, gradient, Workspace()) for _ in range(2))
     totals = torch.zeros(2, *module.weight.shape)
     norms = whole.squared_norms()
     whole.add_weighted_sum(torch.ones(6), totals[0])
@@ -305,22 +311,164 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
     clipped.remove()
 
 
-def other_kinds() -> list[tuple[nn.Module, Tensor]]:
-    images = torch.randn(2, 4, 7, 7)
-    return [
-        (nn.Conv2d(4, 4, 3, groups=2), images),
-        (nn.Conv2d(4, 4, 3, padding="same"), images),
-        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), images),
-        (nn.Conv2d(4, 4, 3, dilation=2), images),
-        (nn.Conv2d(4, 4, 3).double(), images.double()),
-        (nn.Conv1d(4, 4, 3), images[:, :, 0]),
+@st.composite
+def kernels(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
+    """A convolution of lines, images or volumes, transposed or not, with groups, and what it is given."""
+    dimensions, groups = draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 2, 5]))
+    transposed = draw(st.booleans())
+    per_dimension = st.tuples(*[st.integers(1, 3)] * dimensions)
+    kernel, stride, dilation = (draw(per_dimension) for _ in range(3))
+    padding = tuple(draw(st.integers(0, 2)) for _ in range(dimensions))
+    size = [
+        dilation[d] * (kernel[d] - 1) + 2 * padding[d] + draw(st.integers(1, 4)) for d in range(dimensions)
     ]
+    channels, out = (draw(st.sampled_from([1, 2, 3, 7, 16, 20])) * groups for _ in range(2))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    kinds = (
+        (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+        if transposed
+        else (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    )
+    module = kinds[dimensions - 1](channels, out, kernel, stride, padding, dilation=dilation, groups=groups)
+    inputs = torch.randn(draw(st.integers(1, 4)), channels, *size)
+    return module, in_either_layout(inputs, draw(st.booleans()))
 
 
-@pytest.mark.parametrize("case", range(6))
-def test_other_convolutions_are_left_to_the_matrix_products(case: int) -> None:
-    module, inputs = other_kinds()[case]
-    assert not native.has_kernel_gradients(module, inputs, module(inputs))
+def in_either_layout(values: Tensor, channels_last: bool) -> Tensor:
+    return values.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else values
+
+
+@with_compiler
+@settings(max_examples=200, deadline=None)
+@given(case=kernels(), channels_last=st.booleans(), people=st.booleans())
+def test_kernels_of_any_dimensions_groups_and_layout(
+    case: tuple[nn.Module, Tensor], channels_last: bool, people: bool
+) -> None:
+    module, inputs = case
+    examples, geometry = len(inputs), geometry_of(module)
+    gradient = in_either_layout(torch.randn_like(module(inputs)), channels_last)
+    given, shares = (gradient, inputs) if isinstance(module, TRANSPOSED) else (inputs, gradient)
+    assert native.has_kernel_gradients(geometry, given, shares)
+    compiled: PerExample = CompiledKernels(geometry, given, shares, Workspace())
+    wanted = Kernels(geometry, given.double(), shares.double(), Workspace()).materialize(0, examples)
+    alone = compiled.materialize(examples - 1, examples)
+    last = CompiledKernels(geometry, given[-1:], shares[-1:], Workspace())
+    assert torch.equal(last.materialize(0, 1), alone)  # what one example holds is nothing to the others
+    if people and examples > 1:
+        starts = torch.tensor([0, 1, examples])
+        compiled = over_people(compiled, Groups(starts, inputs.device))
+        wanted = torch.stack([wanted[0], wanted[1:].sum(0)])
+    norms = compiled.squared_norms()
+    written = compiled.materialize(0, len(wanted))
+    assert near(written, wanted)
+    assert torch.allclose(written.flatten(1).square().sum(1), norms, rtol=1e-5)
+    weights, total = torch.rand(len(wanted)), torch.zeros(module.weight.shape)
+    compiled.add_weighted_sum(weights, total)
+    assert torch.allclose(total, torch.tensordot(weights, written, 1), atol=1e-3)
+
+
+@with_compiler
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(4, 6, 3, padding="same"),
+        nn.Conv2d(4, 6, (2, 4), padding="same"),
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_other_paddings_are_padded_before(module: nn.Conv2d) -> None:
+    images = torch.randn(2, 4, 7, 7)
+    gradient = torch.randn_like(module(images))
+    compiled = kernel_gradient(geometry_of(module), images, gradient, Workspace())
+    assert isinstance(compiled, CompiledKernels)
+    exact = kernel_gradient(geometry_of(module), images.double(), gradient.double(), Workspace())
+    assert near(compiled.materialize(0, 2), exact.materialize(0, 2))
+
+
+def test_other_numbers_are_left_to_the_matrix_products() -> None:
+    module, images = nn.Conv2d(4, 4, 3), torch.randn(2, 4, 7, 7)
+    gradient, geometry = module(images).detach(), geometry_of(module)
+    assert not native.has_kernel_gradients(geometry, images.double(), gradient.double())
+    assert not native.has_kernel_gradients(geometry, images[:1], gradient)
+    assert not native.has_kernel_gradients(geometry, images[:, :, 1:], gradient)
+    assert not native.has_kernel_gradients(geometry, images[:, :3], gradient)
+    assert not native.has_kernel_gradients(replace(geometry, amounts=(0, -1, 0, 0)), images, gradient)
+    assert not native.has_kernel_gradients(
+        replace(geometry, amounts=(1, 1, 1, 1), mode="reflect"), images, gradient
+    )
+
+
+@with_compiler
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    groups=st.integers(1, 4),
+    width=st.integers(1, 20),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    channels_last=st.booleans(),
+    shift=st.sampled_from([0.0, 100.0]),
+)
+def test_gradients_of_scales_and_shifts_are_those_of_float64(
+    seed: int, groups: int, width: int, size: tuple[int, int], channels_last: bool, shift: float
+) -> None:
+    torch.manual_seed(seed)
+    inputs = in_either_layout(torch.randn(3, groups * width, *size) + shift, channels_last)
+    gradient = torch.randn(3, groups * width, *size)
+    exact, shares = inputs.double(), gradient.double()
+    scales, shifts = native.group_scales(inputs, gradient, groups, 0.01)
+    normalized = F.group_norm(exact, groups, eps=0.01)
+    tolerance = 1e-5 * (1 + shift)
+    assert torch.allclose(scales.double(), (shares * normalized).sum((2, 3)), atol=10 * tolerance)
+    assert torch.allclose(shifts.double(), shares.sum((2, 3)), atol=1e-5)
+    rows, of_rows = inputs.flatten(2), gradient.flatten(2)
+    scales, none = native.last_scales(rows, of_rows, centered=True, eps=0.01, shifts=False)
+    normalized = F.layer_norm(rows.double(), rows.shape[2:], eps=0.01)
+    assert none is None
+    assert torch.allclose(scales.double(), (of_rows.double() * normalized).sum(1), atol=10 * tolerance)
+
+
+@with_compiler
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 40)),
+    scale=st.sampled_from([1e-6, 1.0, 30.0]),
+)
+def test_an_lstm_layer_is_the_one_of_float64(seed: int, sizes: tuple[int, int, int], scale: float) -> None:
+    times, rows, width = sizes
+    torch.manual_seed(seed)
+    inputs, weights = torch.randn(times, rows, 3) * scale, [torch.randn(4 * width, n) for n in (3, width)]
+    first, last = ([torch.randn(rows, width) for _ in range(2)] for _ in range(2))
+    shares, cell = torch.randn(times, rows, width), Lstm()
+    assert native.has_lstm(torch.empty(times, rows, 4 * width), weights[1], *first)
+
+    def run(dtype: torch.dtype, some: slice = slice(None)) -> list[Tensor]:
+        given = [part.to(dtype) for part in weights]
+        kept = cell.run(inputs[:, some].to(dtype), given, [state[some].to(dtype) for state in first])
+        ends = [gradient[some].to(dtype) for gradient in last]
+        gates, begins = cell.gate_gradients(kept, given[1], shares[:, some].to(dtype), ends)
+        return [*kept[:2], gates, *(begin[None] for begin in begins)]
+
+    found = run(torch.float32)
+    assert all(near(one, other) for one, other in zip(found, run(torch.float64), strict=True))
+    # What one example holds is nothing to the others.
+    inputs[:, 1:] = float("nan")
+    again = run(torch.float32)
+    assert all(torch.equal(one[:, :1], other[:, :1]) for one, other in zip(found, again, strict=True))
+
+
+@with_compiler
+def test_normalizations_of_many_positions_or_other_numbers_are_left_to_pytorch() -> None:
+    images = torch.randn(2, 4, 80, 80)
+    assert not native.has_scales(images, images, 6400)
+    assert not native.has_scales(images.double(), images.double(), 4)
+    assert not native.has_scales(images, images[:1], 4)
+    clipped = ClippedGradients(module := nn.GroupNorm(2, 4))
+    module(images).sum().backward()
+    found = clipped.per_example_gradients(loss_reduction="sum")[module.bias]
+    assert torch.allclose(found, torch.tensor(6400.0))
+    clipped.remove()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +507,7 @@ def test_unusual_poolings_do_what_pytorch_does(module: nn.Module, size: int) -> 
 def test_many_positions_are_added_up_by_pytorch() -> None:
     module = nn.Conv2d(1, 2, 3, padding=1)
     images = torch.full((1, 1, 300, 300), 0.1)
-    assert not native.has_kernel_gradients(module, images, module(images))
+    assert not native.has_kernel_gradients(geometry_of(module), images, module(images))
     clipped = ClippedGradients(module)
     module(images).sum().backward()
     written = clipped.per_example_gradients(loss_reduction="sum")
@@ -371,7 +519,9 @@ def test_many_positions_are_added_up_by_pytorch() -> None:
 def test_a_kernel_without_numbers_is_left_to_pytorch() -> None:
     module = nn.Conv2d(1, 1, 1)
     module.weight = nn.Parameter(torch.empty(1, 0, 1, 1))
-    assert not native.has_kernel_gradients(module, torch.empty(2, 0, 4, 4), torch.empty(2, 1, 4, 4))
+    assert not native.has_kernel_gradients(
+        geometry_of(module), torch.empty(2, 0, 4, 4), torch.empty(2, 1, 4, 4)
+    )
 
 
 @pytest.mark.parametrize(

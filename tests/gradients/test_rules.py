@@ -36,6 +36,17 @@ class LastOf(nn.Module):
         return first
 
 
+class Resized(nn.Module):
+    """A transposed convolution that is told the size of its output."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, _: Tensor, *, output_size: tuple[int, int]) -> tuple[Tensor]:
+        return (self.module(x, output_size=output_size),)
+
+
 class LoRA(nn.Module):
     """A frozen layer with trainable low-rank factors, held as raw parameters."""
 
@@ -285,7 +296,24 @@ CASES: dict[str, tuple[Any, ...]] = {
         images(3, 4),
     ),
     "anything: prelu": (nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), images(3, 4)),
-    "anything: transposed convolution": (nn.ConvTranspose2d(2, 3, 3, stride=2), images(3, 2, 4, 4)),
+    "transposed convolution": (nn.ConvTranspose2d(2, 3, 3, stride=2), images(3, 2, 4, 4)),
+    "transposed convolution, 1d": (
+        nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+        images(3, 4, 5),
+    ),
+    "transposed convolution, 3d": (
+        nn.ConvTranspose3d(2, 3, 2, padding=1, dilation=2, bias=False),
+        images(2, 2, 3, 4, 3),
+    ),
+    "transposed convolution, more outputs than the stride skips": (
+        nn.ConvTranspose2d(2, 3, 2, stride=2, dilation=4, output_padding=3),
+        images(2, 2, 3, 4),
+    ),
+    "transposed convolution to a size": (
+        LastOf(Resized(nn.ConvTranspose2d(2, 3, 3, stride=2)), output_size=(10, 9)),
+        images(3, 2, 4, 4),
+        images(3, 2, 4, 4),
+    ),
     "anything: own parameters": (Unusual(), images(3, 3)),
     "anything: reused": (Reused(Unusual()), images(3, 3)),
     "anything: bilinear": (nn.Bilinear(3, 4, 2), images(3, 3), images(3, 4)),
@@ -361,6 +389,29 @@ def test_convolutions_of_any_shape(
         padding_mode=mode,
     )
     oracle.check(module.double(), images(batch, channels[0] * groups, *size))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dimensions=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    data=st.data(),
+)
+def test_transposed_convolutions_of_any_shape(
+    oracle: Any, dimensions: int, groups: int, channels: tuple[int, int], data: st.DataObject
+) -> None:
+    per_dimension = st.tuples(*[st.integers(1, 3)] * dimensions)
+    kernel, stride, dilation, size = (data.draw(per_dimension) for _ in range(4))
+    padding, more = (data.draw(st.tuples(*[st.integers(0, 2)] * dimensions)) for _ in range(2))
+    more = tuple(min(more[d], max(stride[d], dilation[d]) - 1) for d in range(dimensions))
+    full = [(size[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + more[d] for d in range(dimensions)]
+    padding = tuple(min(padding[d], full[d] // 2) for d in range(dimensions))
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dimensions - 1]
+    module = kind(
+        channels[0] * groups, channels[1] * groups, kernel, stride, padding, more, groups, dilation=dilation
+    )
+    oracle.check(module.double(), images(2, channels[0] * groups, *size))
 
 
 @settings(max_examples=30, deadline=None)

@@ -135,6 +135,16 @@ def convolutions_take_another_weight() -> bool:
     return torch.equal(adapter.apply_convolution(module, images, weight, None), wanted)
 
 
+def transposed_convolutions_take_another_weight() -> bool:
+    module, weight = nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1), torch.randn(2, 3, 3, 3)
+    images = torch.randn(1, 2, 5, 5)
+    wanted = nn.functional.conv_transpose2d(images, weight, None, 2, output_padding=1)
+    resized = adapter.apply_transposed_convolution(module, images, weight, None, (11, 12))
+    return torch.equal(adapter.apply_transposed_convolution(module, images, weight, None), wanted) and (
+        resized.shape[2:] == (11, 12)
+    )
+
+
 def replaced_convolutions_are_seen() -> bool:
     module, replaced = nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)
     replaced._conv_forward = lambda *_: torch.zeros(1)  # type: ignore[method-assign]
@@ -189,6 +199,7 @@ PRIVATE_APIS: dict[str, Callable[[], bool]] = {
     "Module._forward_hooks and the like": hooks_are_seen,
     "_global_forward_hooks and the like": hooks_can_be_left_out,
     "Conv2d._conv_forward": convolutions_take_another_weight,
+    "ConvTranspose2d._output_padding": transposed_convolutions_take_another_weight,
     "Conv2d._conv_forward as a method": replaced_convolutions_are_seen,
     "Conv2d._reversed_padding_repeated_twice": padding_is_for_the_last_dimension_first,
     "InstanceNorm2d._check_input_dim, _get_no_batch_dim": instance_norms_check_their_input,

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -38,8 +39,10 @@ except (ImportError, AttributeError) as missing:
 __all__ = [
     "BATCH_NORMS",
     "INSTANCE_NORMS",
+    "TRANSPOSED",
     "WRITTEN_FOR",
     "apply_convolution",
+    "apply_transposed_convolution",
     "backward_pass",
     "check_instance_norm_input",
     "full_precision",
@@ -60,6 +63,8 @@ BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 INSTANCE_NORMS = (nn.modules.instancenorm._InstanceNorm,)
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 # Autograd ----------------------------------------------------------------------------------------------------------
@@ -178,6 +183,32 @@ def apply_convolution(module: Convolution, inputs: Tensor, weight: Tensor, bias:
     return outputs
 
 
+def apply_transposed_convolution(
+    module: TransposedConvolution,
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    output_size: Any = None,
+) -> Tensor:
+    """Apply the module's own transposed convolution with this weight and bias."""
+    stride, padding, dilation = module.stride, module.padding, module.dilation
+    more = module._output_padding(
+        inputs,
+        output_size,
+        stride,  # type: ignore[arg-type]
+        padding,  # type: ignore[arg-type]
+        module.kernel_size,  # type: ignore[arg-type]
+        inputs.dim() - 2,
+        dilation,  # type: ignore[arg-type]
+    )
+    apply: Any = _TRANSPOSE[inputs.dim() - 3]
+    outputs: Tensor = apply(inputs, weight, bias, stride, padding, more, module.groups, dilation)
+    return outputs
+
+
+_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
 def runs_own_convolution(module: nn.Conv2d) -> bool:
     """Whether nobody has replaced the function by which the module convolves."""
     return getattr(module._conv_forward, "__func__", None) is _CONV_FORWARD
@@ -188,6 +219,8 @@ _CONV_FORWARD = nn.Conv2d._conv_forward
 
 def padding_amounts(module: Convolution) -> list[int]:
     """Return the padding of a convolution as F.pad expects it: both ends, the last dimension first."""
+    if module.padding_mode == "zeros" and isinstance(module.padding, tuple):
+        return [size for size in reversed(module.padding) for _ in range(2)]
     return list(module._reversed_padding_repeated_twice)
 
 

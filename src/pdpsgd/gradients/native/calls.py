@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from pdpsgd.gradients.geometry import Geometry, channels_last
+
 # Numbers in a vector register, or half of one: whatever runs along it is filled up to a multiple of this.
 LANES = 16
 
@@ -152,40 +154,166 @@ class Convolution(torch.autograd.Function):
 
 def kernel_gradients(
     code: ctypes.CDLL,
-    module: nn.Conv2d,
+    geometry: Geometry,
     inputs: Tensor,
     gradient: Tensor,
+    by_columns: bool,
     results: Tensor,
     squares: Tensor,
     starts: Tensor | None = None,
 ) -> None:
     """Write the gradients of the kernel per example, and their squared norms.
 
-    `results` is (examples, kernel rows, out, columns) if vectors run along columns, else (examples, kernel rows,
-    columns, out). A column is a place in the kernel's row and a channel. With `starts`, those of examples starts[i]
-    to starts[i + 1], at least one, are added up.
+    `results` is (examples, numbers), in the order of the code (`in_kernel_order`). With `starts`, those of examples
+    starts[i] to starts[i + 1], at least one, are added up.
     """
-    described = describe(module, inputs)
-    inputs, gradient = channels_last(inputs), channels_last(gradient)
-    layout = map(ctypes.c_int64, (runs_along_columns(module), results.stride(1), results.stride(0)))
-    places = map(_address, (inputs, gradient, results, squares))
+    (inputs, first), (gradient, out_first) = map(_laid_out, (inputs, gradient))
+    described = _integers(
+        geometry.in_channels,
+        geometry.out_channels,
+        geometry.groups,
+        *_volume(inputs.shape[2:], 1),
+        *_volume(gradient.shape[2:], 1),
+        *_volume(geometry.kernel, 1),
+        *_volume(geometry.stride, 1),
+        *_volume(geometry.dilation, 1),
+        *_volume(geometry.padding, 0),
+        first,
+        out_first,
+        by_columns,
+    )
     starts = None if starts is None else starts.contiguous()
     groups = ctypes.c_int64(len(squares)), None if starts is None else _address(starts)
-    _check_memory(code.kernel_gradients(described, *layout, *groups, *places))
+    _check_memory(
+        code.kernel_gradients(described, *groups, *map(_address, (inputs, gradient, results, squares)))
+    )
 
 
-def runs_along_columns(module: nn.Conv2d) -> bool:
+def runs_along_columns(geometry: Geometry, gradient: Tensor) -> bool:
     """Whether vectors run along the kernel's columns, not along the output channels: what fills them better."""
-    out, columns = module.out_channels, module.kernel_size[1] * module.in_channels
-    return -(-columns // LANES) * out < -(-out // LANES) * columns
+    out, columns = geometry.out_channels // geometry.groups, _columns(geometry) * geometry.shape[1]
+    filled_by_columns, filled_by_outputs = -(-columns // LANES) * out, -(-out // LANES) * columns
+    if filled_by_columns == filled_by_outputs:
+        return not is_channels_last(gradient)  # then numbers are read where they are
+    return filled_by_columns < filled_by_outputs
 
 
-def in_kernel_order(module: nn.Conv2d, results: Tensor) -> Tensor:
-    """Return results (examples, numbers) as a view in the parameter's order: (examples, out, in, height, width)."""
-    (height, width), out, channels = module.kernel_size, module.out_channels, module.in_channels
-    if runs_along_columns(module):
-        return results.view(-1, height, out, width, channels).permute(0, 2, 4, 1, 3)
-    return results.view(-1, height, width, channels, out).permute(0, 4, 3, 1, 2)
+def _columns(geometry: Geometry) -> int:
+    """Return how many places in a row of the kernel the code takes as one."""
+    return geometry.kernel[-1] if geometry.dilation[-1] == 1 else 1
+
+
+def in_kernel_order(geometry: Geometry, results: Tensor, by_columns: bool) -> Tensor:
+    """Return results (examples, numbers) in the parameter's order."""
+    depth, height, width = _volume(geometry.kernel, 1)
+    if geometry.is_depthwise:
+        ordered = results.view(-1, depth * height * width, geometry.out_channels).transpose(1, 2)
+        return ordered.reshape(-1, *geometry.shape)
+    columns, out = _columns(geometry), geometry.out_channels // geometry.groups
+    rows = (-1, geometry.groups, depth * height, width // columns)
+    if by_columns:
+        ordered = results.view(*rows, out, columns, geometry.shape[1]).permute(0, 1, 4, 6, 2, 3, 5)
+    else:
+        ordered = results.view(*rows, columns, geometry.shape[1], out).permute(0, 1, 6, 5, 2, 3, 4)
+    return ordered.reshape(-1, *geometry.shape)
+
+
+def is_channels_last(values: Tensor) -> bool:
+    """Whether the channels of (examples, channels, ...) lie side by side in memory, and nothing in between."""
+    return values.movedim(1, -1).is_contiguous()
+
+
+def _laid_out(values: Tensor) -> tuple[Tensor, bool]:
+    """Return the values as they are, or in one piece; and whether channels come first."""
+    if is_channels_last(values):
+        return values, False
+    return values.contiguous(), True
+
+
+def _volume(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
+    """Return depth, height and width: a line is an image of height one."""
+    return (missing,) * (3 - len(sizes)) + tuple(sizes)
+
+
+# Normalizations ----------------------------------------------------------------------------------------------------
+
+
+def last_scales(
+    code: ctypes.CDLL, inputs: Tensor, gradient: Tensor, *, centered: bool, eps: float, shifts: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return gradients of scales and shifts of what is normalized over the last of (examples, positions, width)."""
+    inputs, gradient = inputs.contiguous(), gradient.contiguous()
+    examples, positions, width = inputs.shape
+    found = empty(examples, width), empty(examples, width) if shifts else None
+    code.last_scales(
+        *map(ctypes.c_int64, (examples, positions, width, centered)),
+        ctypes.c_double(eps),
+        *map(_address, (inputs, gradient, found[0])),
+        None if found[1] is None else _address(found[1]),
+    )
+    return found
+
+
+def group_scales(
+    code: ctypes.CDLL, inputs: Tensor, gradient: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return gradients of scales and shifts of (examples, channels, ...) that is normalized over groups of channels."""
+    inputs, first = _laid_out(inputs)
+    gradient = gradient.contiguous() if first else gradient.movedim(1, -1).contiguous()
+    examples, channels = inputs.shape[:2]
+    scales, shifts = empty(examples, channels), empty(examples, channels)
+    sizes = examples, inputs[:1, :1].numel(), channels, groups, first
+    _check_memory(
+        code.group_scales(
+            *map(ctypes.c_int64, sizes),
+            ctypes.c_double(eps),
+            *map(_address, (inputs, gradient, scales, shifts)),
+        )
+    )
+    return scales, shifts
+
+
+# LSTM layers -------------------------------------------------------------------------------------------------------
+
+
+def lstm(
+    code: ctypes.CDLL, gates: Tensor, weight: Tensor, states: Tensor, cells: Tensor, bent: Tensor
+) -> None:
+    """Run a layer over time, time first: gates hold what inputs and biases add to them, and get their values.
+
+    `weight` is (4 width, width), by which states are multiplied; `states` and `cells` hold the first of each.
+    """
+    sizes = map(ctypes.c_int64, bent.shape)
+    turned = weight.t().contiguous()
+    places = map(_address, (turned, gates, states, cells, bent))
+    _check_memory(code.lstm_layer(*sizes, *places, None, None, None, None))
+
+
+def lstm_backward(
+    code: ctypes.CDLL,
+    kept: tuple[Tensor, ...],
+    weight: Tensor,
+    outputs: Tensor,
+    last: list[Tensor],
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of the gates' sums, and those of the first state and cell.
+
+    Args:
+        code: The compiled code.
+        kept: States, cells, gates and bent cells, as `lstm` left them.
+        weight: (4 width, width).
+        outputs: The gradients of the states after each time.
+        last: More gradients of the last state and cell.
+    """
+    states, cells, gates, bent = kept
+    found, weight, outputs = empty(*gates.shape), weight.contiguous(), outputs.contiguous()
+    first = [gradient.clone(memory_format=torch.contiguous_format) for gradient in last]
+    places = map(_address, (weight, gates, states, cells, bent, outputs, found, *first))
+    _check_memory(code.lstm_layer(*map(ctypes.c_int64, bent.shape), *places))
+    return found, first
+
+
+# Sizes -------------------------------------------------------------------------------------------------------------
 
 
 def outputs_of(module: nn.Conv2d, inputs: Tensor) -> Pair:
@@ -304,11 +432,6 @@ def _images(*shape: int) -> Tensor:
 def empty(*shape: int) -> Tensor:
     """Return memory for numbers."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
-
-
-def channels_last(images: Tensor) -> Tensor:
-    """Return the images with their channels side by side in memory."""
-    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:

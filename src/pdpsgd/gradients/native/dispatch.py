@@ -9,6 +9,7 @@ PyTorch's operations do the same, more slowly.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from functools import lru_cache
 from typing import cast
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.gradients._torch import is_eager, runs_own_convolution
+from pdpsgd.gradients.geometry import Geometry, channels_last
 from pdpsgd.gradients.native import build as compiling
 from pdpsgd.gradients.native import calls
 from pdpsgd.gradients.native.self_check import agrees_with_pytorch
@@ -24,6 +26,7 @@ from pdpsgd.gradients.native.self_check import agrees_with_pytorch
 # Larger kernels are left to PyTorch, which is made for large matrices.
 LARGEST_KERNEL = 1 << 16
 LARGEST_KERNEL_TO_CONVOLVE = 1 << 13
+LARGEST_RECURRENT = 1 << 18
 # Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
 MOST_POSITIONS = 1 << 12
 
@@ -149,31 +152,41 @@ def has_convolution(module: nn.Module, inputs: Tensor) -> bool:
 def convolve(module: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return what the module does with this weight and bias, of which no gradient is taken."""
     described = calls.describe(module, inputs)
-    weight = calls.channels_last(weight)
+    weight = channels_last(weight)
     if torch.is_grad_enabled() and inputs.requires_grad:
         outputs: Tensor = calls.Convolution.apply(inputs, weight, bias, described, _trusted())  # type: ignore[no-untyped-call]
         return outputs
     return calls.convolve(_trusted(), described, inputs, weight, bias)
 
 
-def has_kernel_gradients(module: nn.Module, inputs: Tensor, output_gradient: Tensor) -> bool:
-    """Whether the compiled code can take this convolution's gradients per example, and is the faster way."""
+def has_kernel_gradients(geometry: Geometry, inputs: Tensor, output_gradient: Tensor) -> bool:
+    """Whether the compiled code can take a convolution's gradients per example, and is the faster way."""
+    out = tuple(output_gradient.shape[2:])
+    room = [
+        size + sum(geometry.amounts[2 * place : 2 * place + 2])
+        for place, size in enumerate(reversed(inputs.shape[2:]))
+    ]
     return (
-        type(module) is nn.Conv2d
-        and _suits(output_gradient)
-        and _is_plain_convolution(module, inputs)
-        and 0 < module.weight.numel() <= LARGEST_KERNEL
-        and 0 < output_gradient.shape[2:].numel() <= MOST_POSITIONS
-        and output_gradient.shape[1] == module.out_channels
-        and output_gradient.shape[2:] == calls.outputs_of(module, inputs)
+        0 < math.prod(geometry.shape) <= LARGEST_KERNEL
+        and geometry.is_padded_with_zeros
+        and min(*geometry.amounts, *geometry.stride, *geometry.dilation) >= 0
+        and inputs.dim() == output_gradient.dim() == len(geometry.shape) <= 5
+        and inputs.shape[:2] == (output_gradient.shape[0], geometry.in_channels)
+        and output_gradient.shape[1] == geometry.out_channels
+        and 0 < math.prod(out) <= MOST_POSITIONS
+        and all(met <= size for met, size in zip(geometry.met(out), reversed(room), strict=True))
+        and min(inputs.shape) > 0
+        and _has_numbers(inputs)
+        and _has_numbers(output_gradient)
         and library() is not None
     )
 
 
 def kernel_gradients(
-    module: nn.Conv2d,
+    geometry: Geometry,
     inputs: Tensor,
     output_gradient: Tensor,
+    by_columns: bool,
     results: Tensor,
     squares: Tensor,
     starts: Tensor | None = None,
@@ -182,7 +195,65 @@ def kernel_gradients(
 
     With `starts`, those of examples starts[i] to starts[i + 1] are added up before.
     """
-    calls.kernel_gradients(_trusted(), module, inputs, output_gradient, results, squares, starts)
+    calls.kernel_gradients(
+        _trusted(), geometry, inputs, output_gradient, by_columns, results, squares, starts
+    )
+
+
+# Normalizations ----------------------------------------------------------------------------------------------------
+
+
+def has_scales(inputs: Tensor, gradient: Tensor, positions: int) -> bool:
+    """Whether the compiled code can take gradients of the scales and shifts after a normalization."""
+    return (
+        0 < positions <= MOST_POSITIONS
+        and inputs.shape == gradient.shape
+        and inputs.numel() > 0
+        and _has_numbers(inputs)
+        and _has_numbers(gradient)
+        and library() is not None
+    )
+
+
+def last_scales(
+    inputs: Tensor, gradient: Tensor, *, centered: bool, eps: float, shifts: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return gradients of scales and shifts of what is normalized over the last of (examples, positions, width)."""
+    return calls.last_scales(_trusted(), inputs, gradient, centered=centered, eps=eps, shifts=shifts)
+
+
+def group_scales(inputs: Tensor, gradient: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Return gradients of scales and shifts of (examples, channels, ...) that is normalized over groups of channels."""
+    return calls.group_scales(_trusted(), inputs, gradient, groups, eps)
+
+
+# LSTM layers -------------------------------------------------------------------------------------------------------
+
+
+def has_lstm(gates: Tensor, weight: Tensor, *states: Tensor) -> bool:
+    """Whether the compiled code can run a layer over time, and is the faster way."""
+    return (
+        0 < weight.numel() <= LARGEST_RECURRENT
+        and min(gates.shape) > 0
+        and all(_has_numbers(tensor) for tensor in (gates, weight, *states))
+        and gates.is_contiguous()
+        and library() is not None
+    )
+
+
+def lstm(gates: Tensor, weight: Tensor, states: Tensor, cells: Tensor, bent: Tensor) -> None:
+    """Run a layer over time, time first: gates hold what inputs and biases add to them, and get their values."""
+    calls.lstm(_trusted(), gates, weight, states, cells, bent)
+
+
+def lstm_backward(
+    kept: tuple[Tensor, ...], weight: Tensor, outputs: Tensor, last: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of the gates' sums, and those of the first state and cell."""
+    return calls.lstm_backward(_trusted(), kept, weight, outputs, last)
+
+
+# Which convolutions ------------------------------------------------------------------------------------------------
 
 
 def _is_plain_convolution(module: nn.Conv2d, inputs: Tensor) -> bool:

@@ -26,6 +26,7 @@ typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias))
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
+INLINE integers choose(integers which, integers yes, integers no) { return (which & yes) | (~which & no); }
 
 /* A vector of which only the first `room` numbers are there to be read or written. */
 #ifdef __AVX512F__
@@ -545,10 +546,8 @@ static void pad(const convolution *c, const float *image, float *padded)
 typedef struct {
     const convolution *c;
     const float *inputs, *gradients, *weights, *bias;
-    float *results, *squares;
-    const int64_t *starts; /* of groups of examples whose gradients are added up; or NULL */
+    float *results;
     long line, columns, kernel, image, map; /* sizes: of a padded line, a kernel row, a kernel, an input, an output */
-    int64_t by_columns, row_stride, example_stride;
 } task;
 
 static task task_of(const convolution *c)
@@ -559,7 +558,7 @@ static task task_of(const convolution *c)
 }
 
 /* Does it `count` times, with room for a thread to work in that begins with zeros. Returns 0, or 1 if there was no memory. */
-static int for_each(const task *t, long count, long room, void (*work)(const task *, long, float *))
+static int for_each(const void *t, long count, long room, void (*work)(const void *, long, float *))
 {
     int failed = 0;
 #pragma omp parallel
@@ -579,53 +578,9 @@ static int for_each(const task *t, long count, long room, void (*work)(const tas
     return failed;
 }
 
-/* Of example n, to the place of group g; the first one of a group begins it. */
-static void kernel_gradient(const task *t, long n, long g, int first, float *padded)
+static void output(const void *given, long n, float *padded)
 {
-    const convolution *c = t->c;
-    const float *gradient = t->gradients + n * t->map;
-    pad(c, t->inputs + n * t->image, padded);
-    if (c->out % LANES)
-        gradient = memcpy(padded + padded_size(c) + SLACK, gradient, sizeof(float) * t->map);
-    factor shares = {gradient, c->out, c->out_width * c->out, 1};
-    for (long row = 0; row < c->kernel_height; row++) {
-        factor met = {padded + row * c->dilation_height * t->line, c->stride_width * c->channels,
-                      c->stride_height * t->line, 1};
-        matrix result = {t->results + row * t->row_stride + g * t->example_stride,
-                         t->by_columns ? t->columns : c->out, NULL, !first};
-        if (t->by_columns)
-            products(c->out_height, c->out_width, shares, c->out, met, t->columns, result);
-        else
-            products(c->out_height, c->out_width, met, t->columns, shares, c->out, result);
-    }
-}
-
-static void group_gradient(const task *t, long g, float *padded)
-{
-    const convolution *c = t->c;
-    long begin = t->starts ? t->starts[g] : g, end = t->starts ? t->starts[g + 1] : g + 1;
-    for (long n = begin; n < end; n++)
-        kernel_gradient(t, n, g, n == begin, padded);
-    double total = 0;
-    for (long row = 0; row < c->kernel_height; row++)
-        total += sum_of_squares(t->results + row * t->row_stride + g * t->example_stride, c->out * t->columns);
-    t->squares[g] = (float)total;
-}
-
-/* The gradients of the kernel: results (groups, kernel rows, ...), and their squared norms. By columns, these are
- * (out, columns), else (columns, out). Without `starts` every example is a group; with them none is empty. */
-int kernel_gradients(const convolution *c, int64_t by_columns, int64_t row_stride, int64_t example_stride,
-                     int64_t groups, const int64_t *starts,
-                     const float *inputs, const float *gradients, float *results, float *squares)
-{
-    task t = task_of(c);
-    t.by_columns = by_columns, t.row_stride = row_stride, t.example_stride = example_stride, t.starts = starts;
-    t.inputs = inputs, t.gradients = gradients, t.results = results, t.squares = squares;
-    return for_each(&t, groups, padded_size(c) + SLACK + t.map + SLACK, group_gradient);
-}
-
-static void output(const task *t, long n, float *padded)
-{
+    const task *t = given;
     const convolution *c = t->c;
     factor kernels = {t->weights, c->out, t->columns * c->out, 1};
     pad(c, t->inputs + n * t->image, padded);
@@ -653,8 +608,9 @@ int convolve(const convolution *c, const float *inputs, const float *weights, co
     return failed;
 }
 
-static void input_gradient(const task *t, long n, float *padded)
+static void input_gradient(const void *given, long n, float *padded)
 {
+    const task *t = given;
     const convolution *c = t->c;
     memset(padded, 0, sizeof(float) * padded_size(c));
     for (long y = 0; y < c->out_height; y++)
@@ -684,6 +640,469 @@ int convolve_back(const convolution *c, const float *gradients, const float *wei
     return failed;
 }
 
+/* ---- Gradients of kernels, for each example ----
+ *
+ * Of convolutions in one, two or three dimensions (lines and images have a depth of one). A gradient is a correlation of
+ * what the convolution was given with the gradient of what it gave; of a transposed convolution, the other way round. */
+
+typedef struct {
+    int64_t channels, out, groups;
+    int64_t size[3], out_size[3]; /* depth, height and width of the inputs and of the outputs */
+    int64_t kernel[3], stride[3], dilation[3], padding[3];
+    int64_t first, out_first; /* 1: channels come first in memory, in the inputs; in the outputs */
+    int64_t by_columns;       /* 1: vectors run along columns, not along outputs */
+} correlation;
+
+typedef struct {
+    const correlation *c;
+    const int64_t *starts; /* of groups of examples whose gradients are added up; or NULL */
+    const float *inputs, *gradients;
+    float *results, *squares;
+    long needed[3];        /* depth, height and width of the inputs, with room around, that kernels meet */
+    long wide, high;       /* channels and outputs at once: those of a group, or all of a depthwise convolution */
+    long copies;           /* of each channel: outputs of a channel in a depthwise convolution */
+    long columns, places;  /* of a row of the kernel; rows */
+    long image, map, kernel;
+} correlating;
+
+INLINE int is_depthwise(const correlation *c) { return c->groups > 1 && c->groups == c->channels; }
+
+/* Places of the kernel that lie side by side in the inputs are columns of one row. */
+INLINE int is_joined(const correlation *c) { return !is_depthwise(c) && (c->dilation[2] == 1 || c->kernel[2] == 1); }
+
+static correlating correlating_of(const correlation *c)
+{
+    correlating t = {.c = c};
+    long outputs = 1, inputs = 1, kernel = 1;
+    for (int d = 0; d < 3; d++) {
+        t.needed[d] = (c->out_size[d] - 1) * c->stride[d] + c->dilation[d] * (c->kernel[d] - 1) + 1;
+        inputs *= c->size[d], outputs *= c->out_size[d], kernel *= c->kernel[d];
+    }
+    t.image = inputs * c->channels, t.map = outputs * c->out, t.kernel = kernel * c->channels / c->groups * c->out;
+    t.copies = is_depthwise(c) ? c->out / c->groups : 1;
+    t.wide = is_depthwise(c) ? c->out : c->channels / c->groups;
+    t.high = is_depthwise(c) ? c->out : c->out / c->groups;
+    t.columns = is_joined(c) ? c->kernel[2] * t.wide : t.wide;
+    t.places = is_joined(c) ? c->kernel[0] * c->kernel[1] : kernel;
+    return t;
+}
+
+/* A line of one group's channels, from place to place `apart` and from channel to channel `step`, to where they lie side
+ * by side. */
+INLINE void turn(const float *from, long places, long apart, long channels, long step, long copies, float *restrict to)
+{
+    if (step == 1 && copies == 1) {
+        for (long x = 0; x < places; x++)
+            memcpy(to + x * channels, from + x * apart, sizeof(float) * channels);
+        return;
+    }
+    for (long i = 0; i < channels; i++)
+        for (long x = 0; x < places; x++)
+            to[x * channels + i] = from[x * apart + i / copies * step];
+}
+
+/* The inputs that a group's kernels meet, into the middle of the room there is. */
+static void place_inputs(const correlating *t, const float *image, long group, float *padded)
+{
+    const correlation *c = t->c;
+    long step = c->first ? c->size[0] * c->size[1] * c->size[2] : 1, apart = c->first ? 1 : c->channels;
+    long before = c->padding[2], count = smaller(c->size[2], t->needed[2] - before);
+    for (long z = 0; z < smaller(c->size[0], t->needed[0] - c->padding[0]); z++)
+        for (long y = 0; y < smaller(c->size[1], t->needed[1] - c->padding[1]); y++) {
+            const float *from = image + (z * c->size[1] + y) * c->size[2] * apart
+                                + group * (c->channels / c->groups) * step;
+            float *to = padded + (((z + c->padding[0]) * t->needed[1] + y + c->padding[1]) * t->needed[2] + before)
+                                     * t->wide;
+            if (step == 1 && t->copies == 1 && c->groups == 1 && count > 0)
+                memcpy(to, from, sizeof(float) * count * t->wide);
+            else
+                turn(from, count, apart, t->wide, step, t->copies, to);
+        }
+}
+
+/* Products of one place, or of a row of places, with the gradients: (outputs, columns) or (columns, outputs). */
+static void correlate(const correlating *t, const float *met, const float *gradient, int as_given, float *result, int add)
+{
+    const correlation *c = t->c;
+    long line = t->needed[2] * t->wide, flat = c->out_size[1] * c->out_size[2];
+    for (long z = 0; z < c->out_size[0]; z++, add = 1) {
+        factor inputs = {met + z * c->stride[0] * t->needed[1] * line, c->stride[2] * t->wide, c->stride[1] * line, 1};
+        factor shares = {gradient + z * flat * t->high, t->high, c->out_size[2] * t->high, 1};
+        if (as_given) /* channels first in memory: these are numbers, not vectors */
+            shares = (factor){gradient + z * flat, 1, c->out_size[2], flat * c->out_size[0]};
+        matrix to = {result, c->by_columns ? t->columns : t->high, NULL, add};
+        if (c->by_columns)
+            products(c->out_size[1], c->out_size[2], shares, t->high, inputs, t->columns, to);
+        else
+            products(c->out_size[1], c->out_size[2], inputs, t->columns, shares, t->high, to);
+    }
+}
+
+/* Sums over positions of products of two vectors, for some places of a row of the kernel. */
+INLINE void add_places(const correlating *t, const float *met, const float *gradient, float *result, int add, int count)
+{
+    const correlation *c = t->c;
+    long wide = t->wide, line = t->needed[2] * wide, far = c->dilation[2] * wide, step = c->stride[2] * wide;
+    for (long first = 0; first < wide; first += LANES) {
+        vector sums[8] = {{0}};
+        const float *share = gradient + first;
+        for (long z = 0; z < c->out_size[0]; z++)
+            for (long y = 0; y < c->out_size[1]; y++) {
+                const float *one = met + (z * c->stride[0] * t->needed[1] + y * c->stride[1]) * line + first;
+                for (long x = 0; x < c->out_size[2]; x++, one += step, share += wide) {
+                    vector by = *(const vector *)share;
+                    for (int k = 0; k < count; k++)
+                        sums[k] += by * *(const vector *)(one + k * far);
+                }
+            }
+        for (int k = 0; k < count; k++) {
+            float *to = result + k * wide + first;
+            if (add)
+                sums[k] += load(to, wide - first);
+            store(to, sums[k], wide - first);
+        }
+    }
+}
+
+static void correlate_depthwise(const correlating *t, const float *met, const float *gradient, float *result, int add)
+{
+    long kernel = t->c->kernel[2];
+    for (long k = 0; k < kernel; k += 8) {
+        const float *from = met + k * t->c->dilation[2] * t->wide;
+        float *to = result + k * t->wide;
+#define CASE_OF_PLACES(n) \
+    case n: add_places(t, from, gradient, to, add, n); break;
+        switch (smaller(8, kernel - k)) {
+            CASE_OF_PLACES(1) CASE_OF_PLACES(2) CASE_OF_PLACES(3) CASE_OF_PLACES(4)
+            CASE_OF_PLACES(5) CASE_OF_PLACES(6) CASE_OF_PLACES(7) CASE_OF_PLACES(8)
+        }
+    }
+}
+
+INLINE long size_of_padded(const correlating *t) { return t->needed[0] * t->needed[1] * t->needed[2] * t->wide; }
+
+/* Of example n and a group of channels; the first example of a group of examples begins it. */
+static void kernel_gradient(const correlating *t, long n, long group, int first, float *result, float *padded)
+{
+    const correlation *c = t->c;
+    long positions = c->out_size[0] * c->out_size[1] * c->out_size[2], depthwise = is_depthwise(c);
+    int as_given = c->out_first && c->by_columns && !depthwise;
+    const float *gradient = t->gradients + n * t->map + group * t->high * (c->out_first ? positions : 1);
+    place_inputs(t, t->inputs + n * t->image, group, padded);
+    int as_vectors = depthwise || !c->by_columns; /* which may read what follows */
+    if (!as_given && (c->out_first || t->high != c->out || (as_vectors && t->high % LANES))) {
+        float *copied = padded + size_of_padded(t) + SLACK;
+        turn(gradient, positions, c->out_first ? 1 : c->out, t->high, c->out_first ? positions : 1, 1, copied);
+        gradient = copied;
+    }
+    long line = t->needed[2] * t->wide, place = 0;
+    for (long z = 0; z < c->kernel[0]; z++)
+        for (long y = 0; y < c->kernel[1]; y++) {
+            const float *met = padded + (z * c->dilation[0] * t->needed[1] + y * c->dilation[1]) * line;
+            if (depthwise) {
+                correlate_depthwise(t, met, gradient, result + place * t->wide, !first);
+                place += c->kernel[2];
+                continue;
+            }
+            for (long x = 0; x < (is_joined(c) ? 1 : c->kernel[2]); x++, place++)
+                correlate(t, met + x * c->dilation[2] * t->wide, gradient, as_given,
+                          result + place * t->columns * t->high, !first);
+        }
+}
+
+static void group_gradient(const void *given, long g, float *padded)
+{
+    const correlating *t = given;
+    long begin = t->starts ? t->starts[g] : g, end = t->starts ? t->starts[g + 1] : g + 1;
+    long rounds = is_depthwise(t->c) ? 1 : t->c->groups;
+    float *result = t->results + g * t->kernel;
+    for (long n = begin; n < end; n++)
+        for (long group = 0; group < rounds; group++)
+            kernel_gradient(t, n, group, n == begin, result + group * (t->kernel / rounds), padded);
+    t->squares[g] = (float)sum_of_squares(result, t->kernel);
+}
+
+/* The gradients of the kernel, and their squared norms. The numbers of an example are (groups, rows, outputs, columns)
+ * by columns, else (groups, rows, columns, outputs); of a depthwise convolution (places, outputs). Without `starts`
+ * every example is a group of examples; with them none is empty. */
+int kernel_gradients(const correlation *c, int64_t groups, const int64_t *starts, const float *inputs,
+                     const float *gradients, float *results, float *squares)
+{
+    correlating t = correlating_of(c);
+    t.starts = starts, t.inputs = inputs, t.gradients = gradients, t.results = results, t.squares = squares;
+    return for_each(&t, groups, size_of_padded(&t) + SLACK + t.map + SLACK, group_gradient);
+}
+
+/* ---- Gradients of scales and shifts after a normalization, for each example ---- */
+
+static double sum_of(const float *values, long count)
+{
+    halves sums[2] = {{0}};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int half = 0; half < 2; half++)
+            sums[half] += __builtin_convertvector(*(const half_vector *)(values + i + half * LANES / 2), halves);
+    double total = 0;
+    for (; i < count; i++)
+        total += values[i];
+    for (int lane = 0; lane < LANES / 2; lane++)
+        total += sums[0][lane] + sums[1][lane];
+    return total;
+}
+
+static double squared_distance(const float *values, long count, double from)
+{
+    halves sums[2] = {{0}};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int half = 0; half < 2; half++) {
+            halves met = __builtin_convertvector(*(const half_vector *)(values + i + half * LANES / 2), halves) - from;
+            sums[half] += met * met;
+        }
+    double total = 0;
+    for (; i < count; i++)
+        total += (values[i] - from) * (values[i] - from);
+    for (int lane = 0; lane < LANES / 2; lane++)
+        total += sums[0][lane] + sums[1][lane];
+    return total;
+}
+
+/* What is normalized over the last dimension of (examples, positions, width), from its mean or, without `centered`, from
+ * zero: scales get the sums over positions of gradient times normalized input, shifts (or NULL) those of the gradient. */
+void last_scales(int64_t examples, int64_t positions, int64_t width, int64_t centered, double eps,
+                 const float *inputs, const float *gradients, float *scales, float *shifts)
+{
+#pragma omp parallel for schedule(static) if (examples * positions * width > MUCH)
+    for (long n = 0; n < examples; n++) {
+        float *restrict scale = scales + n * width, *restrict shift = shifts + n * width;
+        memset(scale, 0, sizeof(float) * width);
+        if (shifts != NULL)
+            memset(shift, 0, sizeof(float) * width);
+        for (long t = n * positions; t < (n + 1) * positions; t++) {
+            const float *restrict met = inputs + t * width, *restrict share = gradients + t * width;
+            double mean = centered ? sum_of(met, width) / width : 0;
+            float middle = (float)mean;
+            float by = (float)(1 / __builtin_sqrt(squared_distance(met, width, mean) / width + eps));
+            for (long j = 0; j < width; j++)
+                scale[j] += share[j] * ((met[j] - middle) * by);
+            if (shifts != NULL)
+                for (long j = 0; j < width; j++)
+                    shift[j] += share[j];
+        }
+    }
+}
+
+/* Mean and inverse deviation of each channel's group, of one example (positions, channels). */
+static void moments(long positions, long channels, long groups, double eps, const float *inputs, float *restrict middle,
+                    float *restrict by)
+{
+    long size = channels / groups;
+    sum_rows(positions, channels, inputs, middle);
+    for (long g = 0; g < groups; g++) {
+        float mean = (float)(sum_of(middle + g * size, size) / (positions * size));
+        for (long j = g * size; j < (g + 1) * size; j++)
+            middle[j] = mean;
+    }
+    memset(by, 0, sizeof(float) * channels);
+    for (long t = 0; t < positions; t++)
+        for (long j = 0; j < channels; j++)
+            by[j] += (inputs[t * channels + j] - middle[j]) * (inputs[t * channels + j] - middle[j]);
+    for (long g = 0; g < groups; g++) {
+        float inverse = (float)(1 / __builtin_sqrt(sum_of(by + g * size, size) / (positions * size) + eps));
+        for (long j = g * size; j < (g + 1) * size; j++)
+            by[j] = inverse;
+    }
+}
+
+static void scales_of_last(long positions, long channels, const float *inputs, const float *gradients,
+                           const float *restrict middle, const float *restrict by, float *restrict scale,
+                           float *restrict shift)
+{
+    memset(scale, 0, sizeof(float) * channels);
+    memset(shift, 0, sizeof(float) * channels);
+    for (long t = 0; t < positions; t++) {
+        const float *restrict met = inputs + t * channels, *restrict share = gradients + t * channels;
+        for (long j = 0; j < channels; j++) {
+            scale[j] += share[j] * (met[j] - middle[j]);
+            shift[j] += share[j];
+        }
+    }
+    for (long j = 0; j < channels; j++)
+        scale[j] *= by[j];
+}
+
+static void scales_of_first(long positions, long channels, long groups, double eps, const float *inputs,
+                            const float *gradients, float *scale, float *shift)
+{
+    long size = channels / groups * positions;
+    for (long g = 0; g < groups; g++) {
+        double mean = sum_of(inputs + g * size, size) / size;
+        double by = 1 / __builtin_sqrt(squared_distance(inputs + g * size, size, mean) / size + eps);
+        for (long j = channels / groups * g; j < channels / groups * (g + 1); j++) {
+            double sum = sum_of(gradients + j * positions, positions);
+            shift[j] = (float)sum;
+            double products = 0;
+            halves sums = {0};
+            const float *met = inputs + j * positions, *share = gradients + j * positions;
+            long i = 0;
+            for (; i + LANES / 2 <= positions; i += LANES / 2)
+                sums += __builtin_convertvector(*(const half_vector *)(share + i), halves)
+                        * (__builtin_convertvector(*(const half_vector *)(met + i), halves) - mean);
+            for (; i < positions; i++)
+                products += share[i] * (met[i] - mean);
+            for (int lane = 0; lane < LANES / 2; lane++)
+                products += sums[lane];
+            scale[j] = (float)(products * by);
+        }
+    }
+}
+
+/* The same for what is normalized over groups of channels: (examples, positions, channels), or if channels come first
+ * (examples, channels, positions). Returns 0, or 1 if there was no memory. */
+int group_scales(int64_t examples, int64_t positions, int64_t channels, int64_t groups, int64_t first, double eps,
+                 const float *inputs, const float *gradients, float *scales, float *shifts)
+{
+    float *all = malloc(sizeof(float) * (first ? 1 : 2 * examples * channels));
+    if (all == NULL)
+        return 1;
+#pragma omp parallel for schedule(static) if (examples * positions * channels > MUCH)
+    for (long n = 0; n < examples; n++) {
+        const float *met = inputs + n * positions * channels, *share = gradients + n * positions * channels;
+        float *scale = scales + n * channels, *shift = shifts + n * channels;
+        if (first) {
+            scales_of_first(positions, channels, groups, eps, met, share, scale, shift);
+            continue;
+        }
+        float *middle = all + 2 * n * channels, *by = middle + channels;
+        moments(positions, channels, groups, eps, met, middle, by);
+        scales_of_last(positions, channels, met, share, middle, by, scale, shift);
+    }
+    free(all);
+    return 0;
+}
+
+/* ---- LSTM layers over time ---- */
+
+INLINE vector blend(integers which, vector yes, vector no) { return (vector)choose(which, (integers)yes, (integers)no); }
+
+/* e to a power, right to two units in the last place between -87 and 88, where it stays beyond; NaN stays NaN. */
+INLINE vector exponential(vector x)
+{
+    vector zero = {0};
+    x = blend(x > 88, zero + 88, blend(x < -87, zero - 87, x));
+    vector turns = x * 1.44269504088896341f;
+    integers whole = __builtin_convertvector(turns + blend(turns < 0, zero - 0.5f, zero + 0.5f), integers);
+    vector by = __builtin_convertvector(whole, vector), rest = x - by * 0.693359375f + by * 2.12194440e-4f;
+    vector sum = zero + 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1;
+    return sum * (vector)((whole + 127) << 23);
+}
+
+INLINE vector logistic(vector x) { return 1 / (1 + exponential(-x)); }
+
+INLINE vector hyperbolic_tangent(vector x)
+{
+    vector size = (vector)((integers)x & 0x7fffffff), square = x * x, zero = {0};
+    vector far = 1 - 2 / (exponential(2 * size) + 1);
+    vector near = zero - 5.70498872745e-3f;
+    near = near * square + 2.06390887954e-2f;
+    near = near * square - 5.37397155531e-2f;
+    near = near * square + 1.33314422036e-1f;
+    near = near * square - 3.33332819422e-1f;
+    near = near * square * x + x;
+    return blend(size > 0.625f, (vector)((integers)far | ((integers)x & (int32_t)0x80000000)), near);
+}
+
+typedef struct {
+    int64_t times, rows, width;
+    const float *weight;                /* (width, 4 width) forward, (4 width, width) backward; readable SLACK beyond */
+    float *gates, *states, *cells, *bent; /* (times, rows, 4 width), twice (times + 1, rows, width), (times, rows, width) */
+    const float *outputs;               /* gradients of the states after each time */
+    float *found, *of_state, *of_cell;  /* gradients of gates' sums; of the last state and cell, then of the first */
+} lstm;
+
+/* Rows from `begin` to `end` of the batch, which know nothing of the others. */
+static void lstm_forward_rows(const lstm *l, long begin, long end)
+{
+    long width = l->width, count = end - begin;
+    for (long t = 0; t < l->times; t++) {
+        long at = t * l->rows + begin, next = at + l->rows;
+        factor before = {l->states + at * width, 1, 0, width}, weights = {l->weight, 4 * width, 0, 1};
+        products(1, width, before, count, weights, 4 * width, (matrix){l->gates + at * 4 * width, 4 * width, NULL, 1});
+        for (long n = 0; n < count; n++) {
+            float *gates = l->gates + (at + n) * 4 * width;
+            for (long j = 0; j < width; j += LANES) {
+                long room = width - j, to = (next + n) * width + j;
+                vector enter = logistic(load(gates + j, room)), keep = logistic(load(gates + width + j, room));
+                vector new = hyperbolic_tangent(load(gates + 2 * width + j, room));
+                vector show = logistic(load(gates + 3 * width + j, room));
+                vector cell = keep * load(l->cells + (at + n) * width + j, room) + enter * new;
+                vector bent = hyperbolic_tangent(cell);
+                store(gates + j, enter, room), store(gates + width + j, keep, room);
+                store(gates + 2 * width + j, new, room), store(gates + 3 * width + j, show, room);
+                store(l->cells + to, cell, room), store(l->bent + (at + n) * width + j, bent, room);
+                store(l->states + to, show * bent, room);
+            }
+        }
+    }
+}
+
+static void lstm_backward_rows(const lstm *l, long begin, long end)
+{
+    long width = l->width, count = end - begin;
+    for (long t = l->times - 1; t >= 0; t--) {
+        long at = t * l->rows + begin;
+        for (long n = 0; n < count; n++) {
+            const float *gates = l->gates + (at + n) * 4 * width;
+            float *found = l->found + (at + n) * 4 * width;
+            for (long j = 0; j < width; j += LANES) {
+                long room = width - j, here = (at + n) * width + j;
+                vector enter = load(gates + j, room), keep = load(gates + width + j, room);
+                vector new = load(gates + 2 * width + j, room), show = load(gates + 3 * width + j, room);
+                vector bent = load(l->bent + here, room), before = load(l->cells + here, room);
+                float *of_state = l->of_state + (begin + n) * width + j, *of_cell = l->of_cell + (begin + n) * width + j;
+                vector state = load(of_state, room) + load(l->outputs + here, room);
+                vector cell = load(of_cell, room) + state * show * (1 - bent * bent);
+                store(found + j, cell * new * enter * (1 - enter), room);
+                store(found + width + j, cell * before * keep * (1 - keep), room);
+                store(found + 2 * width + j, cell * enter * (1 - new * new), room);
+                store(found + 3 * width + j, state * bent * show * (1 - show), room);
+                store(of_cell, cell * keep, room);
+            }
+        }
+        factor found = {l->found + at * 4 * width, 1, 0, 4 * width}, weights = {l->weight, width, 0, 1};
+        products(1, 4 * width, found, count, weights, width, (matrix){l->of_state + begin * width, width, NULL, 0});
+    }
+}
+
+/* A layer over time: gates hold their sums without the states' part, and get their values. `of_state` is NULL forward;
+ * backward it holds gradients of the last states. Returns 0, or 1 if there was no memory. */
+int lstm_layer(int64_t times, int64_t rows, int64_t width, const float *weight, float *gates, float *states,
+               float *cells, float *bent, const float *outputs, float *found, float *of_state, float *of_cell)
+{
+    float *copied = malloc(sizeof(float) * (4 * width * width + SLACK));
+    if (copied == NULL)
+        return 1;
+    memset(copied + 4 * width * width, 0, sizeof(float) * SLACK);
+    memcpy(copied, weight, sizeof(float) * 4 * width * width);
+    lstm l = {times, rows, width, copied, gates, states, cells, bent, outputs, found, of_state, of_cell};
+    long at_once = 4 * NUMBERS;
+#pragma omp parallel for schedule(static) if (times * rows * width > MUCH)
+    for (long begin = 0; begin < rows; begin += at_once) {
+        if (of_state == NULL)
+            lstm_forward_rows(&l, begin, smaller(rows, begin + at_once));
+        else
+            lstm_backward_rows(&l, begin, smaller(rows, begin + at_once));
+    }
+    free(copied);
+    return 0;
+}
+
 /* ---- Max pooling, and a ReLU after it ---- */
 
 typedef struct {
@@ -693,8 +1112,6 @@ typedef struct {
 } pooling;
 
 enum { NOWHERE = 255 }; /* the place of a maximum that ReLU cuts off */
-
-INLINE integers choose(integers which, integers yes, integers no) { return (which & yes) | (~which & no); }
 
 /* The places of a window that lie inside the image: all of them, if nothing was added around it. */
 typedef struct {

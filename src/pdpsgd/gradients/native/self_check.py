@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.gradients._torch import without_dispatch_modes
+from pdpsgd.gradients.geometry import Geometry, channels_last
 from pdpsgd.gradients.native import calls
 
 # Examples, positions, left and right width.
@@ -22,6 +23,19 @@ _CONVOLUTIONS = (
     (1, 19, (3, 3), (2, 2), (1, 1), 2),
     (4, 32, (2, 3), (1, 2), (0, 2), 1),
     (4, 70, (3, 2), (2, 1), (2, 1), 1),
+)
+# Channels, output channels, kernel, groups, dilation.
+_KERNELS: tuple[tuple[int, int, tuple[int, ...], int, int], ...] = (
+    (3, 16, (3, 2), 1, 1),
+    (16, 5, (2, 3), 1, 1),
+    (4, 70, (3,), 1, 2),
+    (17, 16, (3,), 1, 1),
+    (2, 3, (2, 3, 2), 1, 1),
+    (6, 8, (2, 1, 3), 2, 2),
+    (32, 32, (3, 3), 2, 1),
+    (20, 20, (3, 3), 20, 1),
+    (16, 32, (9,), 16, 1),
+    (3, 6, (2, 3, 2), 3, 2),
 )
 _POOLINGS = (
     (3, (3, 2, 1)),
@@ -46,6 +60,13 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
             all(_same_sums(code, numbers, rows, width) for rows, width in ((3, 37), (200, 37), (7, 411)))
             and all(_same_layers(code, numbers, *sizes) for sizes in _LAYERS)
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
+            and all(
+                _same_kernel_gradients(code, numbers, *sizes, first)
+                for sizes in _KERNELS
+                for first in (False, True)
+            )
+            and all(_same_lstm(code, numbers, *sizes) for sizes in ((3, 35, 18), (4, 2, 16)))
+            and all(_same_scales(code, numbers, *sizes) for sizes in ((6, 2), (48, 3)))
             and all(
                 _same_outputs(code, numbers, out, width)
                 for out in (16, 32, 48)
@@ -137,7 +158,7 @@ def _same_convolution(
     options: Any = {"stride": stride, "padding": padding, "dilation": (dilation, 1)}
     module = _convolution(channels, out, kernel, **options)
     examples = 2 * torch.get_num_threads() + 1  # so that a thread has several
-    weight = calls.channels_last(_random(numbers, out, channels, *kernel)).requires_grad_()
+    weight = channels_last(_random(numbers, out, channels, *kernel)).requires_grad_()
     bias = _random(numbers, out) if channels > 1 else None
     inputs = _random(numbers, examples, channels, 13, 11).requires_grad_()
     outputs = F.conv2d(inputs, weight, bias, **options)
@@ -146,11 +167,40 @@ def _same_convolution(
     (back,), (wanted,) = (
         torch.autograd.grad(one, inputs, gradient, retain_graph=True) for one in (ours, outputs)
     )
-    if not (_close(ours, outputs) and _close(back, wanted)):
-        return False
-    results, squares = calls.empty(examples, kernel[0], out * kernel[1] * channels), calls.empty(examples)
-    calls.kernel_gradients(code, module, inputs, gradient, results, squares)
-    found = calls.in_kernel_order(module, results.flatten(1))
+    return _close(ours, outputs) and _close(back, wanted)
+
+
+def _same_kernel_gradients(
+    code: ctypes.CDLL,
+    numbers: torch.Generator,
+    channels: int,
+    out: int,
+    kernel: tuple[int, ...],
+    groups: int,
+    dilation: int,
+    first: bool,
+) -> bool:
+    """Kernels of any dimensions, groups and layout, of which some positions are skipped, and some lie outside."""
+    dimensions = len(kernel)
+    options: Any = {"stride": 2 if dilation == 1 else 1, "padding": 1, "dilation": dilation, "groups": groups}
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[dimensions - 1]
+    weight = _random(numbers, out, channels // groups, *kernel).requires_grad_()
+    examples = 2 * torch.get_num_threads() + 1  # so that a thread has several
+    inputs = _random(numbers, examples, channels, *((21,) if dimensions == 1 else (9, 8, 7)[:dimensions]))
+    outputs = convolve(inputs, weight, None, **options)
+    gradient = _random(numbers, *outputs.shape)
+    geometry = Geometry(
+        tuple(weight.shape),
+        (options["stride"],) * dimensions,
+        (dilation,) * dimensions,
+        groups,
+        (1,) * 2 * dimensions,
+    )
+    given = [part if first else _channels_side_by_side(part) for part in (inputs, gradient)]
+    by_columns = calls.runs_along_columns(geometry, given[1])
+    results, squares = calls.empty(examples, weight.numel()), calls.empty(examples)
+    calls.kernel_gradients(code, geometry, *given, by_columns, results, squares)
+    found = calls.in_kernel_order(geometry, results, by_columns)
     for one in range(examples):
         (wanted,) = torch.autograd.grad(outputs[one], weight, gradient[one], retain_graph=True)
         if not (
@@ -158,16 +208,76 @@ def _same_convolution(
         ):
             return False
     starts = torch.tensor([0, 1, examples], device="cpu")
-    sums, squares = calls.empty(2, kernel[0], out * kernel[1] * channels), calls.empty(2)
-    calls.kernel_gradients(code, module, inputs, gradient, sums, squares, starts)
+    sums, squares = calls.empty(2, weight.numel()), calls.empty(2)
+    calls.kernel_gradients(code, geometry, *given, by_columns, sums, squares, starts)
     wanted = torch.stack([results[0], results[1:].sum(0)])
-    return _close(sums, wanted) and torch.allclose(squares, sums.square().sum((1, 2)), rtol=1e-4)
+    return _close(sums, wanted) and torch.allclose(squares, sums.square().sum(1), rtol=1e-4)
+
+
+def _channels_side_by_side(values: Tensor) -> Tensor:
+    return values.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _same_scales(code: ctypes.CDLL, numbers: torch.Generator, channels: int, groups: int) -> bool:
+    """Gradients of scales and shifts: over groups in both layouts, over the last dimension with a mean or without."""
+    inputs = _random(numbers, 3, channels, 5, 7) * 3 + 2
+    gradient = _random(numbers, *inputs.shape)
+    normalized = F.group_norm(inputs, groups, eps=0.1)
+    wanted = (gradient * normalized).sum((2, 3)), gradient.sum((2, 3))
+    for given in (inputs, _channels_side_by_side(inputs)):
+        found = calls.group_scales(code, given, gradient, groups, 0.1)
+        if not all(map(_close, found, wanted)):
+            return False
+    rows, shares = inputs.flatten(2), gradient.flatten(2)  # (examples, positions, width)
+    for centered in (False, True):
+        normalized = (
+            F.layer_norm(rows, rows.shape[2:], eps=0.1)
+            if centered
+            else F.rms_norm(rows, rows.shape[2:], None, 0.1)
+        )
+        scales, shifts = calls.last_scales(code, rows, shares, centered=centered, eps=0.1, shifts=centered)
+        if not _close(scales, (shares * normalized).sum(1)):
+            return False
+        if centered and (shifts is None or not _close(shifts, shares.sum(1))):
+            return False
+    return True
+
+
+def _same_lstm(code: ctypes.CDLL, numbers: torch.Generator, times: int, rows: int, width: int) -> bool:
+    """Outputs, gates and gradients of a layer, with sums of gates that are small, large, and no number in one row."""
+    sums = (_random(numbers, times, rows, 4 * width) * 4).requires_grad_()
+    weight = _random(numbers, 4 * width, width) / width**0.5
+    first = [_random(numbers, rows, width).requires_grad_() for _ in range(2)]
+    (state, cell), outputs, bents = first, [], []
+    for given in sums:
+        enter, keep, new, show = (given + state @ weight.t()).chunk(4, 1)
+        cell = keep.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        bents.append(cell.tanh())
+        state = show.sigmoid() * bents[-1]
+        outputs.append(state)
+    shares, last = _random(numbers, times, rows, width), [_random(numbers, rows, width) for _ in range(2)]
+    loss = (torch.stack(outputs) * shares).sum() + (state * last[0] + cell * last[1]).sum()
+    wanted = torch.autograd.grad(loss, [sums, *first])
+    states, cells = (calls.empty(times + 1, rows, width) for _ in range(2))
+    states[0], cells[0] = (begin.detach() for begin in first)
+    gates, bent = sums.detach().clone(), calls.empty(times, rows, width)
+    calls.lstm(code, gates, weight, states, cells, bent)
+    if not (_close(states[1:], torch.stack(outputs)) and _close(bent, torch.stack(bents))):
+        return False
+    found, begins = calls.lstm_backward(code, (states, cells, gates, bent), weight, shares, last)
+    if not all(map(_close, (found, *begins), wanted)):
+        return False
+    bad = sums.detach().clone()
+    bad[0, -1, 0] = float("nan")
+    calls.lstm(code, bad, weight, states, cells, bent)
+    alone = states[1:, :-1], torch.stack(outputs)[:, :-1]
+    return _close(*alone) and bool(states[1, -1, 0].isnan())
 
 
 def _same_outputs(code: ctypes.CDLL, numbers: torch.Generator, out: int, width: int) -> bool:
     """So many positions side by side, and so many channels: each has code of its own."""
     module = _convolution(2, out, 2)
-    inputs, weight = _random(numbers, 1, 2, 2, width + 1), calls.channels_last(_random(numbers, out, 2, 2, 2))
+    inputs, weight = _random(numbers, 1, 2, 2, width + 1), channels_last(_random(numbers, out, 2, 2, 2))
     return _close(
         calls.convolve(code, calls.describe(module, inputs), inputs, weight, None), F.conv2d(inputs, weight)
     )
@@ -185,7 +295,7 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
 def _same_pooling(
     code: ctypes.CDLL, numbers: torch.Generator, channels: int, module: nn.MaxPool2d, rectify: bool
 ) -> bool:
-    values = calls.channels_last(_random(numbers, 2, channels, 9, 8))
+    values = channels_last(_random(numbers, 2, channels, 9, 8))
     values[0, 0, 3, 3] = float("nan")
     inputs = values.requires_grad_()
     wanted = F.relu(module(inputs)) if rectify else module(inputs)

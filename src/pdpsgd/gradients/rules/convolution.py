@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.errors import fail
-from pdpsgd.gradients._torch import apply_convolution, padding_amounts
+from pdpsgd.gradients._torch import TRANSPOSED, apply_convolution, apply_transposed_convolution
+from pdpsgd.gradients.geometry import Geometry, channels_last, geometry_of
 from pdpsgd.gradients.groups import Groups, OverPeople, over_people
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.native.calls import in_kernel_order
+from pdpsgd.gradients.native.calls import in_kernel_order, runs_along_columns
 from pdpsgd.gradients.per_example import (
     Gradient,
     Materialized,
@@ -32,6 +32,7 @@ from pdpsgd.gradients.rules.registry import rule_for
 from pdpsgd.gradients.sums import CACHE, row_squared_norms, weighted_sum
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 STRETCH = 1024  # positions that are added up at once
 
 
@@ -47,83 +48,94 @@ def convolution(site: Site, module: Convolution, input: Tensor) -> Tensor:
         outputs = native.convolve(cast(nn.Conv2d, module), inputs, weight, bias)
     else:
         outputs = apply_convolution(module, inputs, weight, bias)
-    geometry = _geometry(module)
+    return _recorded(site, module, inputs, outputs)
+
+
+@rule_for(*TRANSPOSED)
+def transposed_convolution(
+    site: Site, module: TransposedConvolution, input: Tensor, output_size: Any = None
+) -> Tensor:
+    """Rule of nn.ConvTranspose1d, 2d and 3d: a convolution's, with inputs and output gradients exchanged."""
+    inputs = site.batched(input)
+    site.require_dimensions(inputs, module.weight.dim())
+    weight, bias = detached(module.weight), detached(module.bias)
+    if site.recorder.channels_last and inputs.dim() == 4:
+        inputs = channels_last(inputs)
+    outputs = apply_transposed_convolution(module, inputs, weight, bias, output_size)
+    return _recorded(site, module, inputs, outputs)
+
+
+def _recorded(
+    site: Site, module: Convolution | TransposedConvolution, inputs: Tensor, outputs: Tensor
+) -> Tensor:
+    settings, geometry = _settings(module), geometry_of(module)
 
     def gradients(output_gradient: Tensor) -> Gradient:
-        if _geometry(module) != geometry:
+        if _settings(module) != settings:
             fail(
                 f"The stride, padding, dilation or groups of {site.name} were changed between its use and "
-                f"optimizer.step(): from {geometry} to {_geometry(module)}. Change them after the step."
+                f"optimizer.step(): from {settings} to {_settings(module)}. Change them after the step."
             )
+        given = accurate(output_gradient)
         if module.weight.requires_grad:
-            yield (
-                module.weight,
-                kernel_gradient(module, accurate(inputs), accurate(output_gradient), site.recorder.workspace),
-            )
+            both = accurate(inputs), given
+            correlated = both[::-1] if isinstance(module, TRANSPOSED) else both
+            yield module.weight, kernel_gradient(geometry, *correlated, site.recorder.workspace)
         if module.bias is not None and module.bias.requires_grad:
-            yield module.bias, Materialized(position_sums(accurate(output_gradient)), module.bias.shape)
+            yield module.bias, Materialized(position_sums(given), module.bias.shape)
 
     return site.record(outputs, inputs, gradients)
 
 
-def _geometry(module: Convolution) -> tuple[object, ...]:
+def _settings(module: Convolution | TransposedConvolution) -> tuple[object, ...]:
     return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
-
-
-def channels_last(images: Tensor) -> Tensor:
-    """Return (examples, channels, height, width) with the channels side by side in memory."""
-    images = images.contiguous(memory_format=torch.channels_last)
-    _, channels, height, width = images.shape
-    if channels == 1:  # both layouts are the same in memory; say which one is meant
-        return images.as_strided(images.shape, (height * width, 1, width, 1))
-    return images
 
 
 def position_sums(images: Tensor) -> Tensor:
     """Return (examples, channels, ...) summed over all positions."""
-    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):
-        by_position = images.movedim(1, -1).flatten(1, -2)
-        if by_position.shape[1] <= native.MOST_POSITIONS and native.has_sums(by_position):
-            return native.position_sums(by_position)
+    by_position = images.movedim(1, -1).flatten(1, -2) if images.dim() > 2 else images[:, None]
+    if 0 < by_position.shape[1] <= native.MOST_POSITIONS and native.has_sums(by_position):
+        return native.position_sums(by_position)
     return images.sum(tuple(range(2, images.dim())))
 
 
 def kernel_gradient(
-    module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+    geometry: Geometry, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
 ) -> PerExample:
     """Return the per-example gradients of the kernel, in the form that is cheaper for its size."""
-    weight = module.weight
-    positions, columns = math.prod(output_gradient.shape[2:]), math.prod(weight.shape[1:])
-    if module.groups == 1 and gram_is_cheaper(positions, weight.shape[0], columns):
-        patches = _patches(module, _padded(module, inputs), output_gradient.shape[2:])
-        channels = weight.shape[1]
+    shape, out = geometry.shape, tuple(output_gradient.shape[2:])
+    if geometry.groups == 1 and gram_is_cheaper(math.prod(out), shape[0], math.prod(shape[1:])):
+        patches = _patches(geometry, geometry.padded(inputs, out), out)
 
         def arrange(values: Tensor) -> Tensor:
-            by_place = values.view(*values.shape[:2], -1, channels)
-            return by_place.transpose(2, 3).reshape(-1, *weight.shape)
+            by_place = values.view(*values.shape[:2], -1, shape[1])
+            return by_place.transpose(2, 3).reshape(-1, *shape)
 
         left = output_gradient.flatten(2).transpose(1, 2)
-        return OuterProducts(left, patches, weight.shape, workspace, arrange)
-    if native.has_kernel_gradients(module, inputs, output_gradient):
-        return CompiledKernels(cast(nn.Conv2d, module), inputs, output_gradient, workspace)
-    return Kernels(module, inputs, output_gradient, workspace)
+        return OuterProducts(left, patches, torch.Size(shape), workspace, arrange)
+    if not geometry.is_padded_with_zeros:
+        inputs, geometry = geometry.padded(inputs, out), geometry.unpadded()
+    if native.has_kernel_gradients(geometry, inputs, output_gradient):
+        return CompiledKernels(geometry, inputs, output_gradient, workspace)
+    return Kernels(geometry, inputs, output_gradient, workspace)
 
 
 class CompiledKernels(PerExample):
-    """Gradients of a kernel, materialized by compiled code: (examples, kernel rows, out and columns)."""
+    """Gradients of a kernel, materialized by compiled code, in an order of its own."""
 
     def __init__(
         self,
-        module: nn.Conv2d,
+        geometry: Geometry,
         inputs: Tensor,
         output_gradient: Tensor,
         workspace: Workspace,
         groups: Groups | None = None,
     ) -> None:
         """With `groups`, the gradients of a person's rows are added up as they are computed."""
-        self.shape, self.dtype, self.groups = module.weight.shape, inputs.dtype, groups
+        self.shape, self.dtype, self.groups = torch.Size(geometry.shape), inputs.dtype, groups
         self.batch_size = inputs.shape[0] if groups is None else groups.people
-        self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
+        self._geometry, self._inputs, self._output_gradient = geometry, inputs, output_gradient
+        self._by_columns = runs_along_columns(geometry, output_gradient)
         self._workspace = workspace
         self._kept: Tensor | None = None
 
@@ -138,22 +150,22 @@ class CompiledKernels(PerExample):
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
         for first, last in chunks:
             values = self._compute(first, last)[0] if self._kept is None else self._kept
-            total += in_kernel_order(self._module, weighted_sum(weights[first:last], values)[None])[0]
+            total += self._arranged(weighted_sum(weights[first:last], values)[None])[0]
 
     def materialize(self, first: int, last: int) -> Tensor:
         """Bring them into the parameter's order."""
         # A copy: the memory is used again.
-        return in_kernel_order(self._module, self._compute(first, last)[0].clone())
+        return self._arranged(self._compute(first, last)[0].clone())
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite inputs and gradients, in copies."""
         rows = examples if self.groups is None else examples[self.groups.owner]
         inputs, gradient = zero_rows(self._inputs, rows), zero_rows(self._output_gradient, rows)
-        return CompiledKernels(self._module, inputs, gradient, self._workspace, self.groups)
+        return CompiledKernels(self._geometry, inputs, gradient, self._workspace, self.groups)
 
     def over(self, groups: Groups) -> CompiledKernels:
         """Return the sums over people's rows."""
-        return CompiledKernels(self._module, self._inputs, self._output_gradient, self._workspace, groups)
+        return CompiledKernels(self._geometry, self._inputs, self._output_gradient, self._workspace, groups)
 
     def _compute(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Return the gradients of some examples, and their squared norms."""
@@ -168,14 +180,18 @@ class CompiledKernels(PerExample):
             rows = slice(int(starts[0]), int(starts[-1]))
             starts = starts - rows.start
         native.kernel_gradients(
-            self._module,
+            self._geometry,
             self._inputs[rows],
             self._output_gradient[rows],
-            values.view(last - first, self.shape[2], -1),
+            self._by_columns,
+            values,
             squares,
             starts,
         )
         return values, squares
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return in_kernel_order(self._geometry, values, self._by_columns)
 
 
 @over_people.register
@@ -191,10 +207,14 @@ class Kernels(PerExample):
     """
 
     def __init__(
-        self, module: Convolution, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
+        self, geometry: Geometry, inputs: Tensor, output_gradient: Tensor, workspace: Workspace
     ) -> None:
-        self.shape, self.batch_size, self.dtype = module.weight.shape, inputs.shape[0], inputs.dtype
-        self._module, self._inputs, self._output_gradient = module, inputs, output_gradient
+        self.shape, self.batch_size, self.dtype = (
+            torch.Size(geometry.shape),
+            inputs.shape[0],
+            inputs.dtype,
+        )
+        self._geometry, self._inputs, self._output_gradient = geometry, inputs, output_gradient
         self.workspace = workspace
         self._kept: Tensor | None = None
         # A line is an image of height one.
@@ -202,16 +222,16 @@ class Kernels(PerExample):
         self._out = tuple(out)
         self._kernel, self._stride, self._dilation = (
             (1,) * (len(out) - len(size)) + tuple(size)
-            for size in (module.kernel_size, module.stride, module.dilation)
+            for size in (geometry.kernel, geometry.stride, geometry.dilation)
         )
         height, stride = self._kernel[0], self._stride[0]
-        joined = len(out) == 2 and module.groups == 1 and self._dilation[0] == 1 and height % stride == 0
+        joined = len(out) == 2 and geometry.groups == 1 and self._dilation[0] == 1 and height % stride == 0
         self._together = stride if joined else 1
         if joined:
             self._kernel, self._stride = (height // stride, self._kernel[1]), (1, self._stride[1])
-        out_channels, in_channels = self.shape[0] // module.groups, self.shape[1]
+        out_channels, in_channels = self.shape[0] // geometry.groups, self.shape[1]
         columns = self._together * self._kernel[-1] * in_channels
-        self._layout = (math.prod(self._kernel[:-1]), module.groups, out_channels, columns)
+        self._layout = (math.prod(self._kernel[:-1]), geometry.groups, out_channels, columns)
 
     def squared_norms(self) -> Tensor:
         """Of the gradients, which are kept if there is room."""
@@ -240,7 +260,7 @@ class Kernels(PerExample):
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite inputs and gradients, in copies."""
         inputs, gradient = zero_rows(self._inputs, examples), zero_rows(self._output_gradient, examples)
-        return Kernels(self._module, inputs, gradient, self.workspace)
+        return Kernels(self._geometry, inputs, gradient, self.workspace)
 
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose unfolded inputs fit into the cache."""
@@ -257,7 +277,8 @@ class Kernels(PerExample):
 
     def _rows(self, first: int, last: int) -> Tensor:
         """Return d^T x, for each kernel row: d the output gradient, x the inputs that row has met."""
-        images = _padded(self._module, self._inputs[first:last]).movedim(1, -1)
+        out = tuple(self._output_gradient.shape[2:])
+        images = self._geometry.padded(self._inputs[first:last], out).movedim(1, -1)
         gradient = self._output_gradient[first:last].movedim(1, -1)
         unfolded = self._unfolded(images if images.dim() > 3 else images[:, None])
         examples, (rows, groups, out, columns) = last - first, self._layout
@@ -328,25 +349,18 @@ def _squared_norms(values: Tensor) -> Tensor:
     return row_squared_norms(values.flatten(0, 1)).view(values.shape[:2]).sum(0)
 
 
-def _padded(module: Convolution, inputs: Tensor) -> Tensor:
-    amounts = padding_amounts(module)
-    if not any(amounts):
-        return inputs
-    return F.pad(inputs, amounts, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
-
-
-def _patches(module: Convolution, padded: Tensor, out: torch.Size) -> Tensor:
+def _patches(geometry: Geometry, padded: Tensor, out: tuple[int, ...]) -> Tensor:
     """Return (examples, positions, kernel * channels)."""
     examples, channels, *_ = padded.shape
     batch_stride, channel_stride, *spatial = padded.stride()
     view = padded.as_strided(
-        (examples, *out, *module.kernel_size, channels),
+        (examples, *out, *geometry.kernel, channels),
         (
             batch_stride,
-            *(step * size for step, size in zip(module.stride, spatial, strict=True)),
-            *(step * size for step, size in zip(module.dilation, spatial, strict=True)),
+            *(step * size for step, size in zip(geometry.stride, spatial, strict=True)),
+            *(step * size for step, size in zip(geometry.dilation, spatial, strict=True)),
             channel_stride,
         ),
         padded.storage_offset(),
     )
-    return view.reshape(examples, out.numel(), -1)
+    return view.reshape(examples, math.prod(out), -1)

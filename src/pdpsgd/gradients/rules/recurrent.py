@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
 from pdpsgd.errors import fail
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import Gradient, OuterProducts, detached, shift_gradient
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.general import refuse_packed
@@ -108,6 +109,9 @@ class Lstm(Cell):
         gates = F.linear(inputs, weights[0], _both_biases(weights))
         all_states, cells = _with_first(states[0], len(inputs)), _with_first(states[1], len(inputs))
         bent = torch.empty_like(cells[1:])
+        if native.has_lstm(gates, weights[1], states[0], states[1]):
+            native.lstm(gates, weights[1], all_states, cells, bent)
+            return all_states, cells, gates, bent
         for time in range(len(inputs)):
             now = gates[time].addmm_(all_states[time], weight)
             now[:, : 2 * width].sigmoid_()
@@ -124,6 +128,8 @@ class Lstm(Cell):
     ) -> tuple[Tensor, list[Tensor]]:
         """Go back in time."""
         _, cells, gates, bent = kept
+        if native.has_lstm(gates, weight, outputs, *last):
+            return native.lstm_backward(kept, weight, outputs, last)
         width = bent.shape[2]
         enter, keep, new, show = gates.chunk(4, 2)
         # By what the gradient of the cell, or of the state, is multiplied to give that of a gate's sum.
