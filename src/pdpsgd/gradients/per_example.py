@@ -244,6 +244,9 @@ class Lookups(PerExample):
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add to the rows used."""
+        if native.has_weighted_sums(self._values, total):
+            native.add_uses(self._owner, self._row, weights, self._values, total)
+            return
         total.index_add_(0, self._row, self._values.to(total.dtype) * weights[self._owner, None])
 
     def materialize(self, first: int, last: int) -> Tensor:

@@ -273,6 +273,28 @@ def group_scales(
     return scales, shifts
 
 
+# Lookups -----------------------------------------------------------------------------------------------------------
+
+
+def distinct_uses(code: ctypes.CDLL, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return examples and rows of distinct uses of a table by (examples, length), and which use each lookup is of."""
+    rows = rows.to(torch.int64).contiguous()
+    use_of, owners, used = (torch.empty(rows.numel(), dtype=torch.int64, device="cpu") for _ in range(3))
+    sizes = map(ctypes.c_int64, rows.shape)
+    code.distinct_uses.restype = ctypes.c_int64
+    count = code.distinct_uses(*sizes, *map(_address, (rows, use_of, owners, used)))
+    _succeed(count < 0)
+    return owners[:count], used[:count], use_of
+
+
+def add_uses(
+    code: ctypes.CDLL, owners: Tensor, used: Tensor, weights: Tensor, values: Tensor, total: Tensor
+) -> None:
+    """Add the sum over uses of a table of weight (float64, of its example) times row to a table in float64."""
+    places = map(_address, (owners, used, weights, values, total))
+    code.add_uses(*map(ctypes.c_int64, values.shape), *places)
+
+
 # LSTM layers -------------------------------------------------------------------------------------------------------
 
 

@@ -227,6 +227,31 @@ def group_scales(inputs: Tensor, gradient: Tensor, groups: int, eps: float) -> t
     return calls.group_scales(_trusted(), inputs, gradient, groups, eps)
 
 
+# Lookups -----------------------------------------------------------------------------------------------------------
+
+
+def has_lookups(rows: Tensor) -> bool:
+    """Whether the compiled code can find the distinct rows of each example's lookups (examples, length)."""
+    return (
+        type(rows) is Tensor
+        and rows.dim() == 2
+        and rows.dtype in (torch.int32, torch.int64)
+        and rows.device.type == "cpu"
+        and library() is not None
+    )
+
+
+def distinct_uses(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return examples and rows of distinct uses of a table by (examples, length), and which use each lookup is of."""
+    return calls.distinct_uses(_trusted(), rows)
+
+
+def add_uses(owners: Tensor, used: Tensor, weights: Tensor, values: Tensor, total: Tensor) -> None:
+    """Add the sum over uses of a table of weight (of its example) times row to a table, in float64 throughout."""
+    weights = weights.to(torch.float64).contiguous()
+    calls.add_uses(_trusted(), owners.contiguous(), used.contiguous(), weights, values, total)
+
+
 # LSTM layers -------------------------------------------------------------------------------------------------------
 
 

@@ -981,6 +981,49 @@ int group_scales(int64_t examples, int64_t positions, int64_t channels, int64_t 
     return 0;
 }
 
+/* ---- Lookups in a table ---- */
+
+/* Which of an example's lookups (examples, length) are of the same row: a use is a row and an example. Writes the use of
+ * each lookup, and each use's example and row. Returns how many uses there are, or -1 if there was no memory. */
+int64_t distinct_uses(int64_t examples, int64_t length, const int64_t *rows, int64_t *use_of, int64_t *owners,
+                      int64_t *used)
+{
+    int bits = 1;
+    while ((1L << bits) < 2 * length)
+        bits++;
+    long size = 1L << bits, count = 0;
+    int64_t *places = malloc(sizeof(int64_t) * size); /* the use that a row was found to be, by a hash of the row */
+    if (places == NULL)
+        return -1;
+    for (long n = 0; n < examples; n++) {
+        memset(places, -1, sizeof(int64_t) * size);
+        for (long k = n * length; k < (n + 1) * length; k++) {
+            long place = (long)((uint64_t)rows[k] * 0x9E3779B97F4A7C15u >> (64 - bits));
+            while (places[place] >= 0 && used[places[place]] != rows[k])
+                place = (place + 1) & (size - 1);
+            if (places[place] < 0) {
+                owners[count] = n, used[count] = rows[k];
+                places[place] = count++;
+            }
+            use_of[k] = places[place];
+        }
+    }
+    free(places);
+    return count;
+}
+
+/* Add weighted rows to rows of a table, in double precision: use u is of example owners[u], and of row used[u]. */
+void add_uses(int64_t uses, int64_t width, const int64_t *owners, const int64_t *used, const double *weights,
+              const float *values, double *total)
+{
+    for (long u = 0; u < uses; u++) {
+        double weight = weights[owners[u]], *restrict to = total + used[u] * width;
+        const float *restrict from = values + u * width;
+        for (long j = 0; j < width; j++)
+            to[j] += weight * from[j];
+    }
+}
+
 /* ---- LSTM layers over time ---- */
 
 INLINE vector blend(integers which, vector yes, vector no) { return (vector)choose(which, (integers)yes, (integers)no); }

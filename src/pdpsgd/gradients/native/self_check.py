@@ -65,6 +65,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
                 for sizes in _KERNELS
                 for first in (False, True)
             )
+            and all(_same_lookups(code, numbers, *sizes) for sizes in ((1, 3), (9, 5), (30, 900)))
             and all(_same_lstm(code, numbers, *sizes) for sizes in ((3, 35, 18), (4, 2, 16)))
             and all(_same_scales(code, numbers, *sizes) for sizes in ((6, 2), (48, 3)))
             and all(
@@ -241,6 +242,23 @@ def _same_scales(code: ctypes.CDLL, numbers: torch.Generator, channels: int, gro
         if centered and (shifts is None or not _close(shifts, shares.sum(1))):
             return False
     return True
+
+
+def _same_lookups(code: ctypes.CDLL, numbers: torch.Generator, length: int, table: int) -> bool:
+    rows = torch.randint(table, (4, length), generator=numbers, device="cpu") << 20
+    owners, used, use_of = calls.distinct_uses(code, rows)
+    owner = torch.arange(4, device="cpu")[:, None].expand_as(rows).flatten()
+    pairs = torch.stack([owners, used], 1)
+    if not (
+        torch.equal(pairs[use_of], torch.stack([owner, rows.flatten()], 1))
+        and len(torch.unique(pairs, dim=0)) == len(pairs)
+    ):
+        return False
+    values, weights = _random(numbers, len(used), 19), _random(numbers, 4).double()
+    total, used = torch.ones(table, 19, dtype=torch.float64, device="cpu"), used >> 20
+    wanted = total.index_add(0, used, values.double() * weights[owners, None])
+    calls.add_uses(code, owners, used, weights, values, total)
+    return torch.allclose(total, wanted, rtol=1e-12, atol=1e-12)
 
 
 def _same_lstm(code: ctypes.CDLL, numbers: torch.Generator, times: int, rows: int, width: int) -> bool:

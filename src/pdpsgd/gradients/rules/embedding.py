@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.errors import fail
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import Gradient, Lookups, accurate, detached
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
@@ -20,8 +21,7 @@ def embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
 
     def gradients(output_gradient: Tensor) -> Gradient:
         lookups = rows.reshape(rows.shape[0], max(1, rows[:1].numel()))
-        owner = torch.arange(len(lookups), device=rows.device)[:, None].expand_as(lookups)
-        examples, used, use_of = _distinct(owner.flatten(), lookups.flatten(), module.num_embeddings)
+        examples, used, use_of = _distinct(lookups, module.num_embeddings)
         per_lookup = accurate(output_gradient).reshape(len(use_of), -1)
         values = per_lookup.new_zeros(len(used), per_lookup.shape[1]).index_add_(0, use_of, per_lookup)
         _clear_padding(module, used, values)
@@ -68,7 +68,10 @@ def embedding_bag(
         if module.mode == "mean":
             sizes = shares.new_zeros(len(gradient)).index_add_(0, owner, shares)
             shares = shares / sizes.clamp(min=1)[owner]
-        examples, used, use_of = _distinct(owner, rows.flatten(), shape[0])
+        if offsets is None:
+            examples, used, use_of = _distinct(rows, shape[0])
+        else:
+            examples, used, use_of = _distinct_of(owner, rows, shape[0])
         factors = shares.new_zeros(len(used)).index_add_(0, use_of, shares)
         yield (
             module.weight,
@@ -92,15 +95,22 @@ def _of_maxima(module: nn.EmbeddingBag, rows: Tensor, gradient: Tensor) -> Looku
     if module.padding_idx is not None:
         found = found.masked_fill((rows == module.padding_idx)[..., None], -torch.inf)
     winners = rows.gather(1, found.argmax(1))  # (examples, width)
-    owner = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
-    examples, used, _ = _distinct(owner.flatten(), rows.flatten(), module.num_embeddings)
+    examples, used, _ = _distinct(rows, module.num_embeddings)
     values = gradient[examples] * (winners[examples] == used[:, None])
     _clear_padding(module, used, values)
     return Lookups(examples, used, values, module.weight.shape, len(rows))
 
 
-def _distinct(examples: Tensor, rows: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the examples and rows of distinct uses of a table, and which use each lookup belongs to."""
+def _distinct(rows: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return examples and rows of distinct uses of a table by (examples, length), and which use each lookup is of."""
+    if native.has_lookups(rows):
+        return native.distinct_uses(rows)
+    owner = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
+    return _distinct_of(owner.flatten(), rows.flatten(), table)
+
+
+def _distinct_of(examples: Tensor, rows: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same of lookups with their examples."""
     keys, use_of = torch.unique(examples * table + rows, return_inverse=True)
     return keys // table, keys % table, use_of
 
