@@ -34,6 +34,38 @@ class Stream(IterableDataset):
         return iter(())
 
 
+@pytest.mark.parametrize("limit", [None, 16])
+def test_batches_made_ready_ahead_are_those_made_one_at_a_time(private, helpers, monkeypatch, limit):
+    plan = helpers.plan(steps=(5, 20))  # more than are made ready at once, over two rounds
+    seen = []
+    for at_once in (None, 1):
+        if at_once is not None:
+            monkeypatch.setattr("pdpsgd.engine.execution.steps_at_once", lambda expected: 1)
+        run = private(plan=plan, max_physical_batch_size=limit)
+        batches = run.engine.execution.physical_batches(plan.steps)
+        seen.append(
+            [(batch.step, batch.records.tolist(), batch.clip_norms.tolist(), batch.seed) for batch in batches]
+        )
+        if at_once is None:  # from the middle, as a resumed run does
+            run.engine.execution.steps_done = 7
+            batches = run.engine.execution.physical_batches(plan.steps)
+            later = [
+                (batch.step, batch.records.tolist(), batch.clip_norms.tolist(), batch.seed)
+                for batch in batches
+            ]
+            assert later == [batch for batch in seen[0] if batch[0] >= 7]
+    assert seen[0] == seen[1]
+    assert len({step for step, *_ in seen[0]}) == 25
+
+
+def test_nothing_that_was_made_ready_is_kept_by_a_run_that_has_ended(private):
+    run = private()
+    next(iter(run.loader))
+    assert run.engine.execution._ahead
+    run.engine.close()
+    assert not run.engine.execution._ahead
+
+
 def test_a_pass_is_exactly_the_plans_steps(private):
     run = private()
     assert len(run.loader) == 6

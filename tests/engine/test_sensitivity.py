@@ -237,6 +237,6 @@ def test_the_search_would_see_more_than_a_clipping_norm(
     )  # fmt: skip
     honest = [noise_free_sum(case, supplied=supplied) for supplied in (True, False)]
     assert 0.98 * clip_norm_of(case) < float((honest[0] - honest[1]).norm()) <= clip_norm_of(case)
-    monkeypatch.setattr("pdpsgd.gradients.clipping.NORM_MARGIN", -1.0)
+    monkeypatch.setattr("pdpsgd.gradients.weights.NORM_MARGIN", -1.0)
     found = [noise_free_sum(case, supplied=supplied) for supplied in (True, False)]
     assert float((found[0] - found[1]).norm()) > 1.5 * clip_norm_of(case)

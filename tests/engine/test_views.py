@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.gradients.clipping import ClippedGradients, clip_limits
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.weights import clip_limits
 
 MODELS = {
     "linear": lambda: (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(12, 6)),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.gradients.clipping import ClippedGradients, clip_limits, clip_weights
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.weights import clip_limits, clip_weights, weigh
 
 
 def small_cnn() -> nn.Sequential:
@@ -198,6 +199,31 @@ def test_weight_times_norm_is_at_most_the_clipping_norm(norms: list[float], clip
     weights = clip_weights(given_norms, torch.full_like(given_norms, clip_norm), clip_norm)
     assert bool(((weights >= 0) & (weights <= 1)).all())
     assert bool((weights.double() * given_norms.double() <= clip_norm).all())
+
+
+@given(
+    squares=st.lists(
+        st.floats(0, 2.0**250) | st.sampled_from([float("inf"), float("nan")]), min_size=1, max_size=9
+    ),
+    clip_norm=st.just(0.0) | st.floats(2.0**-100, 2.0**100, width=32),
+    scale=st.sampled_from([1.0, 0.25, 64.0, 1000.0]),
+    kind=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_compiled_weights_clip_as_well_and_are_those_of_the_formula(
+    squares: list[float], clip_norm: float, scale: float, kind: torch.dtype
+) -> None:
+    given_squares = torch.tensor(squares, dtype=torch.float64)
+    clip_norms = torch.linspace(0.0, clip_norm, len(squares), dtype=kind)
+    found = weigh(given_squares, clip_norms, clip_norm, scale)
+    norms = given_squares.sqrt() * scale
+    assert torch.allclose(found.norms, norms, rtol=1e-15, atol=0, equal_nan=True)
+    assert torch.allclose(found.weights, clip_weights(norms, clip_norms, clip_norm), rtol=1e-12, atol=0)
+    assert torch.equal(found.scaled, found.weights * scale)
+    assert torch.equal(found.narrow, found.scaled.float())
+    assert found.non_finite == int((~norms.isfinite()).sum())
+    finite = norms.isfinite()
+    assert bool((found.weights[~finite] == 0).all())
+    assert bool((found.weights * norms <= clip_norms)[finite].all())
 
 
 @pytest.mark.parametrize("shape", [(300, 40), (20, 6, 40)])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdpsgd import Budgets, PdpsgdError, Plan, plan
-from pdpsgd.gradients.clipping import clip_limits
+from pdpsgd.gradients.weights import clip_limits
 from pdpsgd.planning.mechanisms.registry import MECHANISMS
 
 RNG = np.random.default_rng(0)

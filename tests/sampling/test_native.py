@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling import generators
 from pdpsgd.sampling.generators import AES, SHAKE, generator_of
 from pdpsgd.sampling.native import dispatch
@@ -73,6 +74,25 @@ def test_sums_become_the_same_integers_with_and_without_compiled_code(without: C
     one = quantize(sums, clipping_norm=1.3)
     without("compiled code")
     assert all(map(torch.equal, quantize(sums, clipping_norm=1.3), one))
+
+
+@pytest.mark.parametrize("missing", ["nothing", "compiled code"])
+def test_sums_become_integers_in_their_own_memory_and_are_refused_there_too(
+    missing: str, without: Callable[[str], None]
+) -> None:
+    if missing != "nothing":
+        without(missing)
+    sums = torch.randn(1003, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (wanted,) = quantize([sums], clipping_norm=1.3)
+    (found,) = quantize([sums], clipping_norm=1.3, out=[sums.view(torch.int64)])
+    assert torch.equal(found, wanted)
+    assert found.data_ptr() == sums.data_ptr()
+    for wrong in (torch.nan, torch.inf, 2.0**30):
+        for place in (3, 1002):
+            sums = torch.zeros(1003, dtype=torch.float64)
+            sums[place] = wrong
+            with pytest.raises(PdpsgdError, match="finite and below"):
+                quantize([sums], clipping_norm=1.3, out=[sums.view(torch.int64)])
 
 
 @pytest.mark.parametrize(("key", "block", "result"), KNOWN_ANSWERS)

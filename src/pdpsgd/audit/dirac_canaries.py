@@ -19,7 +19,7 @@ from pdpsgd._typing import FloatArray
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
 from pdpsgd.audit.observed_run import ObservedStep, Tamper, observe_run
-from pdpsgd.gradients.clipping import clip_limits
+from pdpsgd.gradients.weights import clip_limits
 from pdpsgd.sampling.source import RandomSource
 
 OVERSHOOT = 10.0

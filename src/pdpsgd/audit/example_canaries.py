@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from pdpsgd.audit.canaries import Canaries
 from pdpsgd.audit.conformance import Observation
 from pdpsgd.audit.observed_run import Criterion, ObservedStep, Tamper, observe_run
-from pdpsgd.gradients.clipping import clip_limits
+from pdpsgd.gradients.weights import clip_limits
 from pdpsgd.sampling.source import RandomSource
 
 

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from pdpsgd._typing import BoolArray, IntArray
 from pdpsgd.audit.observed_run import Criterion
-from pdpsgd.gradients.clipping import clip_weights
+from pdpsgd.gradients.weights import clip_weights
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.rounds import Round
 

@@ -7,11 +7,11 @@ sum leaves through the optimizer. The loop is the user's, so everything it may d
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pdpsgd._typing import IntArray
@@ -19,7 +19,7 @@ from pdpsgd.engine.batches import PhysicalBatch
 from pdpsgd.engine.layout import NOBODY, Layout
 from pdpsgd.errors import fail
 from pdpsgd.sampling.record_choice import NO_RECORD
-from pdpsgd.sampling.sampler import PoissonSampler
+from pdpsgd.sampling.sampler import PoissonSampler, steps_at_once
 
 if TYPE_CHECKING:
     from pdpsgd.engine.many_records import ManyRecords
@@ -60,6 +60,7 @@ class Execution:
         self._level_of_person = level_of_person
         self._record_of_person = record_of_person
         self.layout = layout or Layout()
+        self._ahead: dict[int, list[PhysicalBatch]] = {}
         self._many = many_records
         self._ends = np.cumsum([r.steps for r in plan.rounds]).tolist()
         self._norm_of_level = [
@@ -69,6 +70,7 @@ class Execution:
 
     def use_source(self, source: RandomSource) -> None:
         """Take all that is random from this source from now on."""
+        self._ahead.clear()
         self.source = source
         self.sampler = PoissonSampler(
             self.plan, self._level_of_person, source, rank=self._rank, world_size=self._world_size
@@ -81,7 +83,7 @@ class Execution:
 
     def round_index(self, step: int) -> int:
         """Return the number of the round that a step is in."""
-        return next(index for index, end in enumerate(self._ends) if step < end)
+        return bisect_right(self._ends, step)
 
     def round_of(self, step: int) -> Round:
         """Return the round that a step is in."""
@@ -167,13 +169,27 @@ class Execution:
         self.current = None
         self.steps_done += 1
 
+    def forget(self) -> None:
+        """Drop what was sampled ahead."""
+        self._ahead.clear()
+        self.sampler.forget()
+
     def _sample(self, step: int) -> Iterator[PhysicalBatch]:
-        people = self.sampler.draw(step)
-        levels = self._level_of_person[people]
-        norms = self._norm_of_level[self.round_index(step)][levels]
         if self._many is not None and self._many.most > 1:
-            yield from self._sample_many(self._many, step, people, norms)
-            return
+            return self._sample_many(self._many, step)
+        if step not in self._ahead:
+            # Several steps at once, where batches are small: between steps, everything is out of the cache.
+            index = self.round_index(step)
+            several = steps_at_once(self.plan.rounds[index].expected_batch_size)
+            self._ahead = {
+                number: self._sample_one(number, index)
+                for number in range(step, min(step + several, self._ends[index]))
+            }
+        return iter(self._ahead.pop(step))
+
+    def _sample_one(self, step: int, round: int) -> list[PhysicalBatch]:
+        people = self.sampler.draw(step)
+        norms = self._norm_of_level[round][self._level_of_person[people]]
         records = self._records_of(people, step)
         norms[records == NO_RECORD] = 0.0
         places = self.layout.places(self.source.place_words(step=step, rank=self._rank, count=len(people)))
@@ -184,8 +200,8 @@ class Execution:
         size = self.layout.at_once or max(rows, 1)
         starts = range(0, max(rows, 1), size)
         seed = self.seed(step, purpose="fetch")
-        for start in starts:
-            yield PhysicalBatch(
+        return [
+            PhysicalBatch(
                 step=step,
                 records=of_rows[start : start + size],
                 clip_norms=torch.from_numpy(norms_of_rows[start : start + size]),
@@ -194,6 +210,8 @@ class Execution:
                 last=start == starts[-1],
                 seed=seed + start,
             )
+            for start in starts
+        ]
 
     def _records_of(self, people: IntArray, step: int) -> IntArray:
         """Return one record of each of these people, `NO_RECORD` for those who supplied none."""
@@ -201,9 +219,9 @@ class Execution:
             return self._record_of_person[people]
         return self._many.of_people.choose(people, most=1, source=self.source, step=step)[0]
 
-    def _sample_many(
-        self, many: ManyRecords, step: int, people: IntArray, norms: npt.NDArray[np.float32]
-    ) -> Iterator[PhysicalBatch]:
+    def _sample_many(self, many: ManyRecords, step: int) -> Iterator[PhysicalBatch]:
+        people = self.sampler.draw(step)
+        norms = self._norm_of_level[self.round_index(step)][self._level_of_person[people]]
         pieces = list(many.pieces(people, norms, source=self.source, step=step, layout=self.layout))
         seed = self.seed(step, purpose="fetch")
         for piece in pieces:

@@ -109,9 +109,13 @@ class Injecting(Release):
 
 
 class NoisedSums:
-    """Where noised sums go: one flat tensor per device, and views of it in the shapes of the parameters."""
+    """Where noised sums go: one flat tensor per device, and views of it in the shapes of the parameters.
+
+    `totals` is where sums are rounded to: their own memory, in which nothing reads them any more.
+    """
 
     def __init__(self, sums: Mapping[nn.Parameter, Tensor], flat_sums: Sequence[Tensor]) -> None:
+        self.totals = [flat.view(torch.int64) for flat in flat_sums]
         self.flat: list[Tensor] = []
         self.of_parameter: dict[nn.Parameter, Tensor] = {}
         for flat in flat_sums:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -35,30 +34,38 @@ class StepObserver(Protocol):
         return None
 
     def step_releases(self, step: int, sums: Sequence[Tensor]) -> None:
-        """Look at the sums of all ranks just before noise is added to them (called on rank 0)."""
+        """Look at the sums of all ranks just before noise is added to them (called on rank 0); copy what you keep."""
         return None
 
 
-@dataclass(frozen=True)
 class Observers:
-    """All observers of a run, told one after the other."""
+    """All observers of a run, told one after the other; nobody is told what they do not look at."""
 
-    execution: Execution
-    observers: tuple[StepObserver, ...]
+    def __init__(self, execution: Execution, observers: Sequence[StepObserver]) -> None:
+        self._execution = execution
+        self._of_steps = [one for one in observers if _looks_at("step_begins", one)]
+        self._of_batches = [one for one in observers if _looks_at("batch_yielded", one)]
+        self._of_releases = [one for one in observers if _looks_at("step_releases", one)]
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Tell everybody of a batch, and of the step that it begins."""
         if batch.first:
-            index = self.execution.round_index(batch.step)
-            for observer in self.observers:
+            index = self._execution.round_index(batch.step)
+            for observer in self._of_steps:
                 observer.step_begins(batch.step, index)
-        for observer in self.observers:
+        for observer in self._of_batches:
             observer.batch_yielded(batch)
 
     def step_releases(self, step: int, sums: Sequence[Tensor]) -> None:
         """Tell everybody of sums to which noise is about to be added."""
-        for observer in self.observers:
+        for observer in self._of_releases:
             observer.step_releases(step, sums)
+
+
+def _looks_at(method: str, observer: StepObserver) -> bool:
+    """Tell whether an observer has a method of its own, or has been given one."""
+    given = getattr(observer, "__dict__", {})
+    return method in given or getattr(type(observer), method, None) is not getattr(StepObserver, method)
 
 
 class FreshModels(StepObserver):
@@ -96,12 +103,13 @@ class Seeding(StepObserver):
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
+        self._on_gpu = torch.cuda.is_available()
 
     def step_begins(self, step: int, round: int) -> None:
         """Seed torch's generators from the key and the step's number."""
         seed = self._execution.seed(step, purpose="torch")
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_available():
+        if self._on_gpu:
             torch.cuda.manual_seed_all(seed)
 
 

@@ -209,19 +209,14 @@ class PrivateOptimizer(Optimizer):
     def _release_step(self, step: int) -> None:
         self._check_parameters()
         planned = self._execution.round_of(step)
-        sums = self._gradients.flat_sums
         noise = self._noise_of(step)
-        unseen = self._noised.flat[0].new_zeros(1)
-        with self._ranks.result_of_first([*self._noised.flat, unseen]):
-            totals = quantize(sums, clipping_norm=noise.clipping_norm)
-            unseen.fill_(self._ranks.gather_sums(totals, step=step, unseen=len(self._unseen)))
-            if self._ranks.first:
-                alone = self._ranks.world_size == 1
-                self._observers.step_releases(
-                    step, sums if alone else dequantized(totals, noise.clipping_norm)
-                )
-                self.release(totals, noise, source=self._execution.source, out=self._noised.flat)
-        self.unseen_on_all_ranks = int(unseen)
+        if self._ranks.world_size == 1:
+            self._observers.step_releases(step, self._gradients.flat_sums)
+            totals = self._quantized(noise)
+            self.unseen_on_all_ranks = self._ranks.gather_sums(totals, step=step, unseen=len(self._unseen))
+            self.release(totals, noise, source=self._execution.source, out=self._noised.flat)
+        else:
+            self._release_on_ranks(noise)
         # The public divisor: never the sampled size, never the number of records.
         for noised in self._noised.flat:
             noised.div_(planned.expected_batch_size)
@@ -230,6 +225,21 @@ class PrivateOptimizer(Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
         self._noised.put_into_gradients()
+
+    def _release_on_ranks(self, noise: Noise) -> None:
+        """Add up the sums of all ranks, let rank 0 add noise, and give everybody its result."""
+        unseen = self._noised.flat[0].new_zeros(1)
+        with self._ranks.result_of_first([*self._noised.flat, unseen]):
+            totals = self._quantized(noise)
+            unseen.fill_(self._ranks.gather_sums(totals, step=noise.step, unseen=len(self._unseen)))
+            if self._ranks.first:
+                self._observers.step_releases(noise.step, dequantized(totals, noise.clipping_norm))
+                self.release(totals, noise, source=self._execution.source, out=self._noised.flat)
+        self.unseen_on_all_ranks = int(unseen)
+
+    def _quantized(self, noise: Noise) -> list[Tensor]:
+        """Turn this rank's sums into integers, in their own memory: nothing reads them before the next step."""
+        return quantize(self._gradients.flat_sums, clipping_norm=noise.clipping_norm, out=self._noised.totals)
 
     def _noise_of(self, step: int) -> Noise:
         """Return the step's noise, as multiples of the largest clipping norm that anybody has in its round.

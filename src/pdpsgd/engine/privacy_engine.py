@@ -315,7 +315,7 @@ class PrivacyEngine:
         run.first_batches.stop()
         run.attributes.forget()
         run.gradients.remove()
-        run.execution.sampler.forget()
+        run.execution.forget()
         run.execution.source.erase()
         erase_saved_keys(run)
 

@@ -7,7 +7,6 @@ gradients.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,15 +22,7 @@ from pdpsgd.gradients.instrument import instrument
 from pdpsgd.gradients.layers import InFull, Layers
 from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.views import over_views
-
-# Room for rounding in norms and weights: a part of one's own clipping norm C_i.
-NORM_MARGIN = 2**-11
-# Room for rounding in sums, where others are: a part of the largest clipping norm (see `sums`).
-SUM_MARGIN = 2**-10
-# Below this, squares of float32 numbers lose digits or vanish: such a norm counts as this large.
-SMALLEST_NORM = 1e-16
-# A gradient so much too large is dropped: times such a weight, numbers vanish that others would have blown up again.
-SMALLEST_WEIGHT = 1e-16
+from pdpsgd.gradients.weights import charged_norms, checked_largest, weigh
 
 _instrumented_by: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
     weakref.WeakKeyDictionary()
@@ -171,7 +162,7 @@ class ClippedGradients:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
         size = self.recorded_batch_size or 0
         with full_precision():
-            norms = Layers(self._gradients(loss_reduction, size), self.sums).norms()
+            norms = Layers(self._gradients(loss_reduction, size), self.sums).squared_norms().sqrt_()
         return norms * (size if loss_reduction == "mean" else 1)
 
     @torch.no_grad()
@@ -244,21 +235,17 @@ class ClippedGradients:
         elif views > 1:
             gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
         layers: Layers | InFull = (Layers if starts is None else InFull)(gradients, self.sums)
-        norms = layers.norms().mul_(scale)
-        largest = _checked_largest(clip_norms, largest_clip_norm)
-        weights = clip_weights(norms, clip_norms, largest)
+        squares = layers.squared_norms()
+        largest = checked_largest(clip_norms, largest_clip_norm)
+        found = weigh(squares, clip_norms, largest, scale)
         if note is not None:
-            note(charged_norms(norms, weights, largest))
-        weights.mul_(scale)
-        count = 0
-        if not math.isfinite(norms.sum().item()):
-            non_finite = ~norms.isfinite()
-            count = int(non_finite.sum())
-            layers = layers.zeroed(non_finite)
+            note(charged_norms(found.norms, found.weights, largest))
+        if found.non_finite:
+            layers = layers.zeroed(~found.norms.isfinite())
         self._incomplete = True
-        layers.add_weighted_sums(weights)
+        layers.add_weighted_sums(found)
         self._incomplete = False
-        return count
+        return found.non_finite
 
     def _gradients(self, loss_reduction: str, size: int) -> dict[nn.Parameter, PerExample]:
         """Return the per-example gradients of each parameter, after checking the recorded pass."""
@@ -322,52 +309,6 @@ def leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting += [following for following, _ in node.next_functions]
-
-
-def clip_weights(norms: Tensor, clip_norms: Tensor, largest_clip_norm: float) -> Tensor:
-    """Return min(1, limit_i / norm_i) with the limits of `clip_limits`, and 0 where the norm is not finite.
-
-    Guarantee: weight times norm is at most the limit, also where it is rounded to float32, and for norms whose squares
-    vanish there.
-    """
-    limits = clip_limits(clip_norms.to(norms), largest_clip_norm)
-    weights = limits.div_(norms.clamp(min=SMALLEST_NORM)).clamp_(max=1)
-    # A norm of inf gives 0 (or inf / inf), one of NaN gives NaN.
-    return torch.hardshrink(weights.nan_to_num_(nan=0.0), SMALLEST_WEIGHT)
-
-
-def clip_limits(clip_norms: Tensor, largest_clip_norm: float) -> Tensor:
-    """Return what gradients are clipped to, so that with rounding nobody moves the sum by more than C_i.
-
-    That is C_i (1 - 2^-11) - 2^-10 C, at least 0, with C the largest clipping norm anybody has: norms and weights are
-    off by a part of C_i, sums by a part of C.
-    """
-    return (clip_norms * (1 - NORM_MARGIN) - SUM_MARGIN * largest_clip_norm).clamp_(min=0)
-
-
-def charged_norms(norms: Tensor, weights: Tensor, largest_clip_norm: float) -> Tensor:
-    """Return the most by which each part moves the sum: `clip_limits` read backwards, and 0 where the weight is 0.
-
-    Guarantee: adding or removing an example of this norm and weight, in a row that is kept, moves the sum by at most
-    this, rounding included. For weights of `clip_weights` it is at most C_i, but for rounding in float64.
-    """
-    given = (weights * norms.clamp(min=SMALLEST_NORM)).nan_to_num_(nan=0.0, posinf=0.0)
-    return torch.where(weights > 0, (given + SUM_MARGIN * largest_clip_norm) / (1 - NORM_MARGIN), 0.0)
-
-
-def _checked_largest(clip_norms: Tensor, largest_clip_norm: float | None) -> float:
-    """Return the largest clipping norm, which must not depend on who is in the batch."""
-    smallest, largest = (float(norm) for norm in clip_norms.aminmax())
-    if largest_clip_norm is None:
-        if smallest < largest:
-            fail(
-                "Expected largest_clip_norm, the largest that anybody has, where clipping norms differ. Got None, and "
-                f"clipping norms from {smallest!r} to {largest!r}."
-            )
-        return largest
-    if largest > largest_clip_norm * (1 + 2**-20):
-        fail(f"Expected clip_norms <= largest_clip_norm = {largest_clip_norm!r}. Got {largest!r}.")
-    return largest_clip_norm
 
 
 def _flat_sums(

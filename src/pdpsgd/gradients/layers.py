@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample
 from pdpsgd.gradients.sums import SMALLEST_FACTOR
+from pdpsgd.gradients.weights import Weighed
 
 
 class Layers:
@@ -50,24 +51,24 @@ class Layers:
         size = next((gradient.batch_size for gradient in gradients.values()), 0)
         self._together = native.layers(parts, size) if parts else None
 
-    def norms(self) -> Tensor:
-        """Return the norm of each example's gradients, in float64."""
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each example's gradients, in float64."""
         squares = [gradient.squared_norms() for gradient, _ in self._others]
         total = torch.stack(squares).sum(0, dtype=torch.float64) if squares else None
         if self._together is not None:
             found = self._together.squares(SMALLEST_FACTOR**2)
             total = found if total is None else total.add_(found)
         assert total is not None
-        return total.sqrt_()
+        return total
 
-    def add_weighted_sums(self, weights: Tensor) -> None:
-        """Add the sums over the examples of weight (float64) times gradient; after `norms`."""
-        narrow = weights.float()
-        of_type = {torch.float32: narrow, torch.float64: weights}
+    def add_weighted_sums(self, found: Weighed) -> None:
+        """Add the sums over the examples of weight times gradient; after `squared_norms`."""
         for gradient, total in self._others:
-            gradient.add_weighted_sum(of_type[gradient.dtype], total)
+            gradient.add_weighted_sum(
+                found.scaled if gradient.dtype == torch.float64 else found.narrow, total
+            )
         if self._together is not None:
-            self._together.add(narrow)
+            self._together.add(found.narrow)
         for arrange, matrix, total in self._arranged:
             total += arrange(matrix[None])[0]
 
@@ -75,7 +76,7 @@ class Layers:
         """Return the same with the gradients of these examples (a boolean mask) zero."""
         zeroed = {parameter: gradient.zeroed(examples) for parameter, gradient in self._gradients.items()}
         layers = Layers(zeroed, self._sums)
-        layers.norms()
+        layers.squared_norms()
         return layers
 
 
@@ -87,15 +88,15 @@ class InFull:
     ) -> None:
         self._gradients, self._sums = gradients, sums
 
-    def norms(self) -> Tensor:
-        """Return the norm of each person's gradients, in float64."""
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each person's gradients, in float64."""
         squares = [gradient.squared_norms() for gradient in self._gradients.values()]
-        return torch.stack(squares).sum(0, dtype=torch.float64).sqrt_()
+        return torch.stack(squares).sum(0, dtype=torch.float64)
 
-    def add_weighted_sums(self, weights: Tensor) -> None:
+    def add_weighted_sums(self, found: Weighed) -> None:
         """Add the sums over the people of weight times gradient."""
         for parameter, gradient in self._gradients.items():
-            gradient.add_weighted_sum(weights, self._sums[parameter])
+            gradient.add_weighted_sum(found.scaled, self._sums[parameter])
 
     def zeroed(self, examples: Tensor) -> InFull:
         """Return the same with the gradients of these people (a boolean mask) zero."""

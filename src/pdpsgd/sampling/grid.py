@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ LARGEST_NOISE_MULTIPLIER = 2**22
 _BLOCK = 2**15  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
 
 
+@lru_cache(typed=True)
 def unit_of(clipping_norm: float) -> float:
     """Return the unit of integer sums: the power of two in (2^-33, 2^-32] clipping norms.
 
@@ -42,6 +44,7 @@ class Scale:
     step: float
 
     @classmethod
+    @lru_cache(typed=True)
     def of(cls, *, clipping_norm: float, noise_multiplier: float) -> Scale:
         """Return the figures for noise of standard deviation noise_multiplier * clipping_norm, never less.
 

@@ -14,10 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from pdpsgd._typing import IntArray
 from pdpsgd.errors import fail
 from pdpsgd.sampling import grid
 from pdpsgd.sampling.grid import UNIT_BITS, Scale, unit_of
@@ -40,15 +36,19 @@ def rounding_charge(numbers: int) -> float:
     return math.sqrt(numbers) * 2.0**-UNIT_BITS
 
 
-def quantize(sums: Sequence[torch.Tensor], *, clipping_norm: float) -> list[torch.Tensor]:
+def quantize(
+    sums: Sequence[torch.Tensor], *, clipping_norm: float, out: Sequence[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
     """Round sums of clipped gradients to integer multiples of a public unit, 2^-32 clipping norms or a little less.
 
     Args:
         sums: Floating-point tensors, best of float64: the clipped sum of this rank.
         clipping_norm: The plan's clipping norm C, public.
+        out: Where to write the results: contiguous tensors of int64 in the same shapes, on the same devices. It may
+            be the memory of sums of float64 (`total.view(torch.int64)`). By default new tensors.
 
     Returns:
-        Tensors of int64 in the same shapes, on the same devices. Ranks add theirs: exactly, in any order.
+        `out`, or the new tensors. Ranks add theirs: exactly, in any order.
 
     Raises:
         PdpsgdError: If an element is not finite, or of 2^22 clipping norms or more. Clipped gradients of fewer than
@@ -62,23 +62,25 @@ def quantize(sums: Sequence[torch.Tensor], *, clipping_norm: float) -> list[torc
 
     unit = unit_of(clipping_norm)
     largest = LARGEST_SUM * clipping_norm / unit
-    code, quantized = dispatch.library(), []
+    code, quantized = dispatch.library(), list(out or [])
     for place, total in enumerate(sums):
         if not total.is_floating_point():
             fail(f"Expected sums[{place}] to hold floating-point numbers. Got {total.dtype}.")
-        multiples: torch.Tensor | None
+        if out is None:
+            quantized.append(torch.empty(total.shape, dtype=torch.int64, device=total.device))
         if code is not None and has_plain_numbers(total):
-            found = calls.quantize(code, total.detach().view(-1).numpy(), unit=unit, largest=largest)
-            multiples = None if found is None else torch.from_numpy(found).view(total.shape)
+            flat = total.view(-1), quantized[place].view(-1)
+            good = calls.quantize(code, *flat, unit=unit, largest=largest)
         else:
             rounded = total.detach().to(torch.float64).div(unit).round_()
-            multiples = rounded.to(torch.int64) if _is_within(rounded, largest) else None
-        if multiples is None:  # the value is private: it is not shown
+            good = _is_within(rounded, largest)
+            if good:
+                quantized[place].copy_(rounded)
+        if not good:  # the value is private: it is not shown
             fail(
                 f"Expected every element of sums[{place}] to be finite and below {LARGEST_SUM:,} clipping norms "
                 f"(clipping_norm={clipping_norm!r}), as sums of clipped gradients are. Got another one."
             )
-        quantized.append(multiples)
     return quantized
 
 
@@ -104,14 +106,10 @@ def has_plain_numbers(tensor: torch.Tensor) -> bool:
 
 
 def add_noise(
-    total: IntArray,
-    noised: npt.NDArray[np.floating],
-    scale: Scale,
-    words: BitGenerator,
-    further: BitGenerator,
+    total: torch.Tensor, noised: torch.Tensor, scale: Scale, words: BitGenerator, further: BitGenerator
 ) -> None:
-    """Do what `grid.add_noise` does, by compiled code where there is some."""
+    """Do what `grid.add_noise` does, by compiled code where there is some; both are flat, and in this memory."""
     if isinstance(words, calls.AesWords) and isinstance(further, calls.AesWords):
         calls.add_noise(total, noised, scale, words, further)
     else:
-        grid.add_noise(total, noised, scale, words, further)
+        grid.add_noise(total.numpy(), noised.numpy(), scale, words, further)

@@ -30,6 +30,15 @@ _MOST_AHEAD = 16
 _PEOPLE_AHEAD = 4096
 
 
+def steps_at_once(expected: float) -> int:
+    """Return for how many steps, each of so many people, batches are made ready at once.
+
+    >>> steps_at_once(64.0), steps_at_once(1024.0), steps_at_once(1e6)
+    (16, 4, 1)
+    """
+    return max(1, min(_MOST_AHEAD, int(_PEOPLE_AHEAD / max(expected, 1.0))))
+
+
 class PoissonSampler:
     """The batches of a plan.
 
@@ -81,8 +90,7 @@ class PoissonSampler:
             # Small batches are sampled for some steps at once: between training steps, everything is out of the cache.
             index = bisect_right(self._round_ends, step)
             self._enter_round(index)
-            expected = self._plan.rounds[index].expected_batch_size
-            several = max(1, min(_MOST_AHEAD, int(_PEOPLE_AHEAD / max(expected, 1.0))))
+            several = steps_at_once(self._plan.rounds[index].expected_batch_size)
             self._ahead = {
                 number: self._draw(number)
                 for number in range(step, min(step + several, self._round_ends[index]))

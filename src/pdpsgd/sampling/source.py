@@ -221,7 +221,7 @@ class RandomSource:
             numbers = total.detach().to("cpu").contiguous().view(-1)
             in_place = has_plain_numbers(result)
             noised = result.detach() if in_place else torch.empty(total.shape, dtype=torch.float64)
-            add_noise(numbers.numpy(), noised.view(-1).numpy(), scale, words, further)
+            add_noise(numbers, noised.view(-1), scale, words, further)
             if not in_place:
                 with torch.no_grad():
                     result.copy_(noised)

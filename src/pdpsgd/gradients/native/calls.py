@@ -115,6 +115,26 @@ def _succeed(failed: int) -> None:
         raise MemoryError("Expected memory for the gradients of a batch. Got none.")
 
 
+def weigh(
+    code: ctypes.CDLL, squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Return norms, weights, scaled weights in float64 and in float32, and how many norms are not finite.
+
+    The figures are the scale, what is kept of a clipping norm, the room that is taken off it, and the smallest norm and
+    weight.
+    """
+    many = len(squares)
+    norms, weights, scaled = torch.empty(3, many, dtype=torch.float64, device="cpu").unbind()
+    narrow = empty(many)
+    places = (
+        (_address(clip_norms), None) if clip_norms.dtype == torch.float32 else (None, _address(clip_norms))
+    )
+    results = map(_address, (norms, weights, scaled, narrow))
+    by = (ctypes.c_double * len(figures))(*figures)
+    non_finite: int = code.clip(ctypes.c_int64(many), _address(squares), *places, by, *results)
+    return norms, weights, scaled, narrow, non_finite
+
+
 # Convolutions ------------------------------------------------------------------------------------------------------
 
 

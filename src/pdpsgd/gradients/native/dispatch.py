@@ -127,6 +127,26 @@ def layers(parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int) -> 
     return calls.Layers(_trusted(), parts, examples)
 
 
+def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:
+    """Whether the compiled code can turn these squared norms (float64) into weights."""
+    return (
+        library() is not None
+        and squares.is_cpu
+        and clip_norms.is_cpu
+        and type(clip_norms) is Tensor
+        and clip_norms.dtype in (torch.float32, torch.float64)
+        and squares.is_contiguous()
+        and clip_norms.is_contiguous()
+    )
+
+
+def weigh(
+    squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Return norms, weights, scaled weights in float64 and in float32, and how many norms are not finite."""
+    return calls.weigh(_trusted(), squares, clip_norms, figures)
+
+
 # Convolutions ------------------------------------------------------------------------------------------------------
 
 

@@ -526,6 +526,30 @@ int add_layers(int64_t layers, const layer *all, int64_t examples, const float *
     return failed;
 }
 
+/* The factor from recorded gradients to examples' own; what is kept of a clipping norm, and the room taken off it; the
+ * smallest norm and weight. */
+typedef struct {
+    double scale, kept, room, smallest_norm, smallest_weight;
+} margins;
+
+/* Norms and weights, as weights.py has them. Returns how many norms are not finite: their weights are 0. */
+int clip(int64_t examples, const double *squares, const float *floats, const double *doubles, const margins *m,
+          double *norms, double *weights, double *scaled, float *narrow)
+{
+    int non_finite = 0;
+    for (long n = 0; n < examples; n++) {
+        double norm = norms[n] = __builtin_sqrt(squares[n]) * m->scale;
+        double limit = (floats != NULL ? floats[n] : doubles[n]) * m->kept - m->room;
+        double weight = (limit > 0 ? limit : 0) / (norm < m->smallest_norm ? m->smallest_norm : norm);
+        weight = weight > 1 ? 1 : weight;                                 /* NaN stays NaN */
+        weights[n] = weight = weight > m->smallest_weight ? weight : 0;   /* and is 0 here */
+        scaled[n] = weight * m->scale;
+        narrow[n] = (float)scaled[n];
+        non_finite += !__builtin_isfinite(norm);
+    }
+    return non_finite;
+}
+
 /* An image with room around it. */
 INLINE long line_of(const convolution *c) { return (c->width + 2 * c->padding_width) * c->channels; }
 INLINE long padded_size(const convolution *c) { return (c->height + 2 * c->padding_height) * line_of(c); }

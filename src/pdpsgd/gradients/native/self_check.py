@@ -59,6 +59,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
         return (
             all(_same_sums(code, numbers, rows, width) for rows, width in ((3, 37), (200, 37), (7, 411)))
             and all(_same_layers(code, numbers, *sizes) for sizes in _LAYERS)
+            and all(_same_weights(code, numbers, kind) for kind in (torch.float32, torch.float64))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
                 _same_kernel_gradients(code, numbers, *sizes, first)
@@ -144,6 +145,25 @@ def _same_layers(
     return torch.allclose(totals[0] - 1, summed, rtol=1e-3, atol=1e-3) and torch.allclose(
         totals[1], weights.double() @ rows.double(), rtol=1e-12, atol=1e-12
     )
+
+
+def _same_weights(code: ctypes.CDLL, numbers: torch.Generator, kind: torch.dtype) -> bool:
+    """Ordinary norms, tiny and huge ones, and what is no number."""
+    inf, nan = float("inf"), float("nan")
+    odd = [0.0, 1e-40, 1e-33, 1e40, inf, nan, -1.0]  # the last one's root is no number
+    squares = torch.cat([_random(numbers, 40).square().double(), torch.tensor(odd, dtype=torch.float64)])
+    clip_norms = torch.linspace(0.0, 2.0, len(squares), dtype=kind, device="cpu")
+    scale, kept, room, smallest, least = 64.0, 0.75, 0.125, 1e-16, 1e-16
+    norms = squares.sqrt() * scale
+    limits = (clip_norms.double() * kept - room).clamp(min=0)
+    weights = (limits / norms.clamp(min=smallest)).clamp(max=1).nan_to_num(nan=0.0)
+    weights = torch.where(weights > least, weights, 0)
+    *found, count = calls.weigh(code, squares, clip_norms, (scale, kept, room, smallest, least))
+    wanted = (norms, weights, weights * scale, (weights * scale).float())
+    same = all(
+        torch.allclose(a, b, rtol=1e-12, atol=0, equal_nan=True) for a, b in zip(found, wanted, strict=True)
+    )
+    return same and count == 3
 
 
 def _same_convolution(

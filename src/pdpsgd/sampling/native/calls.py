@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,26 +62,28 @@ def normals_of(words: WordArray, further: AesWords, *, scale: float) -> npt.NDAr
     return numbers
 
 
-def quantize(
-    code: ctypes.CDLL, sums: npt.NDArray[np.floating], *, unit: float, largest: float
-) -> IntArray | None:
-    """Return contiguous float32 or float64 numbers in units, a power of two; None if one is not below the largest."""
-    multiples = np.empty(len(sums), dtype=np.int64)
-    places = (_address(sums), None) if sums.dtype == np.float32 else (None, _address(sums))
+def quantize(code: ctypes.CDLL, sums: Any, multiples: Any, *, unit: float, largest: float) -> bool:
+    """Write float32 or float64 numbers in units, a power of two; tells whether all are below the largest.
+
+    Arrays of numpy or of torch, one-dimensional and contiguous; the multiples may be in the memory of float64 sums.
+    """
     figures = ctypes.c_double(1 / unit), ctypes.c_double(largest)
-    good = code.quantize(ctypes.c_int64(len(sums)), *places, *figures, _address(multiples))
-    return multiples if good else None
+    places = _places(sums)
+    return bool(code.quantize(ctypes.c_int64(len(sums)), *places, *figures, _address(multiples)))
 
 
-def add_noise(
-    total: IntArray, noised: npt.NDArray[np.floating], scale: Scale, words: AesWords, further: AesWords
-) -> None:
-    """Do what `grid.add_noise` does; all arrays are contiguous."""
+def add_noise(total: Any, noised: Any, scale: Scale, words: AesWords, further: AesWords) -> None:
+    """Do what `grid.add_noise` does, with arrays of numpy or of torch; all are contiguous."""
     by = _Scale(scale.deviation, scale.shift, scale.step)
-    places = (_address(noised), None) if noised.dtype == np.float32 else (None, _address(noised))
     count = ctypes.c_int64(len(total))
-    words.code.release(words.state, further.state, ctypes.byref(by), count, _address(total), *places)
+    words.code.release(words.state, further.state, ctypes.byref(by), count, _address(total), *_places(noised))
 
 
-def _address(array: npt.NDArray[np.generic]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
+def _places(numbers: Any) -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
+    """Return the address of single precision, and that of double precision."""
+    return (_address(numbers), None) if numbers.itemsize == 4 else (None, _address(numbers))
+
+
+def _address(array: Any) -> ctypes.c_void_p:
+    """Return where an array begins; torch says it many times faster than numpy."""
+    return ctypes.c_void_p(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())

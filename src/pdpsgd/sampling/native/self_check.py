@@ -116,13 +116,15 @@ def _same_integers(code: ctypes.CDLL, kind: type[np.floating]) -> bool:
         kind
     )
     wanted = np.rint(sums.astype(np.float64) * 8.0).astype(np.int64)
-    found = calls.quantize(code, sums, unit=0.125, largest=2.0**60)
-    if found is None or not np.array_equal(found, wanted):
+    found = np.empty(len(sums), dtype=np.int64)
+    if not calls.quantize(code, sums, found, unit=0.125, largest=2.0**60) or not np.array_equal(
+        found, wanted
+    ):
         return False
     for place, wrong in enumerate([np.nan, np.inf, -np.inf, 2.0**57, -(2.0**57)] * 4):
         for where in (place, len(sums) - 1 - place):
             changed = sums.copy()
             changed[where] = wrong
-            if calls.quantize(code, changed, unit=0.125, largest=2.0**60) is not None:
+            if calls.quantize(code, changed, found, unit=0.125, largest=2.0**60):
                 return False
     return True
