@@ -38,6 +38,42 @@ def test_the_page_names_what_is_promised_proven_and_used(run_folder: Path) -> No
     assert "pdpsgd plan plan.json --verify" in page
 
 
+def test_a_share_of_what_people_allow_is_not_called_what_they_allow(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert run.plan.ledger is not None
+    page = (run_folder / "public" / "report.html").read_text()
+    said = words(page)
+    assert "of this run's share, used" in said
+    assert "of what people allow, used" not in said
+    assert said.index("Over all runs on these people") < said.index("This run's share, and what is proven")
+    charts = [
+        json.loads(each) for each in re.findall(r'<script type="application/json">(.*?)</script>', page)
+    ]
+    titles = json.dumps(charts)
+    assert "epsilon that is this run's share" in titles
+    assert "epsilon that people allow" not in titles
+    assert "promised" not in {axis for axis in re.findall(r'"title": "([^"]*)"', titles) if "mark" in axis}
+    for level, allowed in zip(run.plan.levels, run.result["ledger"]["levels"], strict=True):
+        assert allowed["allows"][0] >= level.epsilon > 0
+        assert f"allow {allowed['allows'][0]:.4g}, share {level.epsilon:.4g}" in titles
+
+
+def test_without_a_ledger_the_promise_is_the_run_s(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    alone = replace(run, plan=replace(run.plan, ledger=None), result={**run.result, "ledger": None})
+    said = run_page(alone)
+    assert "of what people allow, used" in words(said)
+    assert "epsilon that people allow" in said
+    assert "share" not in words(said).split("How often people were sampled")[0].replace("shares no code", "")
+
+
+def test_a_page_of_an_earlier_version_does_without_what_levels_allow(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    ledger = {name: value for name, value in run.result["ledger"].items() if name != "levels"}
+    said = run_page(replace(run, result={**run.result, "ledger": ledger}))
+    assert f'"share {run.plan.levels[0].epsilon:.4g}"' in said
+
+
 def test_nobody_is_named_on_the_page(run_folder: Path) -> None:
     page = (run_folder / "public" / "report.html").read_text()
     rows = csv.DictReader((run_folder / "people" / "promises.csv").read_text().splitlines())

@@ -178,7 +178,9 @@ def announce(
     screen.say(
         f"Run {said.run} in the ledger {place} {takes}, of what {people:,} people allow over all runs:"
     )
-    table = Table("allowed", "at delta", "people", "spent before", "this run", "left after it")
+    table = Table(
+        "allow over all runs", "at delta", "people", "spent before", "this run takes", "left after it"
+    )
     for tier in said.tiers:
         table.add_row(
             f"{tier.epsilon:g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -115,7 +116,10 @@ def plan(
       pdpsgd plan --ledger people.ledger --reserve spring --series 4   (four runs that are fixed together)
       pdpsgd plan plan.json --verify                                  (check somebody else's plan)
     """
+    from pdpsgd.planning.levels import ranges_by_level
+
     screen = shared.Screen(quiet=quiet, json_file=json_file)
+    allows = None
     if chart is not None:
         shared.check_output(chart, "--chart")
     if file is not None and file.suffix.lower() == ".json":
@@ -128,13 +132,16 @@ def plan(
             )
         from pdpsgd.ledger import Ledger
 
-        made = _in_ledger(Ledger(ledger.ledger), ledger, reserve, options, screen)
+        opened = Ledger(ledger.ledger)
+        made = _in_ledger(opened, ledger, reserve, options, screen)
+        if made.roster is not None:
+            allows = ranges_by_level(made.roster, opened.everybody(), len(made.levels))
     else:
         budgets = share.part(people.read_list(file))
         made = options.make_plan(
             budgets, history=earlier.plans(budgets, people), history_fixed=earlier.history_fixed
         )
-    show(made, screen)
+    show(made, screen, allows=allows)
     if verify:
         _verify(made, screen)
     if chart is not None:
@@ -174,8 +181,8 @@ def _in_ledger(
     return opened.plan_of(runs[0].number) if runs else plans[0]
 
 
-def show(made: Plan, screen: shared.Screen) -> None:
-    """Show the plan's table and what belongs under it."""
+def show(made: Plan, screen: shared.Screen, *, allows: Sequence[tuple[float, float]] | None = None) -> None:
+    """Show the plan's table and what belongs under it; `allows` is what its levels' people allow over all runs."""
     if screen.quiet:
         return
     from pdpsgd.planning.plan_table import table
@@ -187,6 +194,7 @@ def show(made: Plan, screen: shared.Screen) -> None:
             made.rounds,
             accountant=made.accountant,
             of_ledger=made.ledger is not None,
+            allows=allows,
         )
     )
     for line in made.summary():

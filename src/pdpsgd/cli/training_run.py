@@ -124,7 +124,7 @@ def fit_in_ledger(
         )
         with given_up_after_errors(reserved, folder):
             announce(reserved, place, asked.spend, screen, rehearsed=inputs.rehearsal)
-            _show_plan(reserved.plan, network, inputs, options, screen)
+            _show_plan(reserved.plan, network, inputs, options, screen, allows=reserved.allowed_by_level())
             return _fit(network, inputs, _with_evaluation(options, reserved.plan), reservation=reserved)
 
 
@@ -195,14 +195,20 @@ def show_result(result: TrainingResult, screen: Screen, classes: Sequence[str]) 
 
 
 def _show_plan(
-    plan: Plan, network: nn.Module, inputs: TrainingInputs, options: CommandOptions, screen: Screen
+    plan: Plan,
+    network: nn.Module,
+    inputs: TrainingInputs,
+    options: CommandOptions,
+    screen: Screen,
+    *,
+    allows: Sequence[tuple[float, float]] | None = None,
 ) -> None:
     """Show the plan before training, and say which settings nobody named."""
     from pdpsgd.cli.plan import show
     from pdpsgd.planning.advice import outlook
     from pdpsgd.training.learning_rate import with_learning_rate
 
-    show(plan, screen)
+    show(plan, screen, allows=allows)
     if options.parameters is None:
         return  # nothing is trained step by step
     rated = options if options.learning_rate is not None else with_learning_rate(options, plan, network)

@@ -11,6 +11,7 @@ from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.ledger.database import LedgerUnavailable
 from pdpsgd.ledger.values import Begun, Run, Statement
+from pdpsgd.planning.levels import ranges_by_level
 from pdpsgd.planning.plans import Plan
 
 SECONDS_BETWEEN_CHECKS = 2.0
@@ -62,6 +63,7 @@ class ReservedRun:
         self._begun = False
         self._statement: Statement | None = None
         self._promises: Budgets | None = None
+        self._allowed_by_level: list[tuple[float, float]] | None = None
         self._head = ""
         self._checked = time.monotonic()
         self._warned = False
@@ -179,4 +181,12 @@ class ReservedRun:
             "head": self._head,
             "above_consent": self.statement.above_consent,
             "tiers": [asdict(tier) for tier in self.statement.tiers],
+            "levels": [{"allows": list(each)} for each in self.allowed_by_level()],
         }
+
+    def allowed_by_level(self) -> list[tuple[float, float]]:
+        """Return the least and the most that people of each level of the plan allow over all runs."""
+        if self._allowed_by_level is None:
+            assert self.plan.roster is not None  # a reserved plan knows its people
+            self._allowed_by_level = ranges_by_level(self.plan.roster, self.promises(), len(self.plan.levels))
+        return self._allowed_by_level

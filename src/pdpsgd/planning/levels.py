@@ -322,3 +322,23 @@ def _round_down(values: FloatArray, to: FloatArray) -> FloatArray:
         return np.broadcast_to(_round_down(values[:1].copy(), to), values.shape)
     place = np.searchsorted(to, values, side="right") - 1
     return np.where(place >= 0, to[np.maximum(place, 0)], 0.0)
+
+
+def ranges_by_level(roster: Roster, budgets: Budgets, levels: int) -> list[tuple[float, float]]:
+    """Find the least and the most epsilon that people of each level allow, over all runs where a ledger counts them.
+
+    Args:
+        roster: Who is on which level.
+        budgets: What the same people allow.
+        levels: The number of levels.
+
+    Returns:
+        A pair per level; (0, 0) where nobody is on it.
+    """
+    place = match_ids(roster, budgets)
+    known = place >= 0
+    least, most = np.full(levels, np.inf), np.zeros(levels)
+    np.minimum.at(least, place[known], budgets.epsilon[known])
+    np.maximum.at(most, place[known], budgets.epsilon[known])
+    filled = np.isin(np.arange(levels), place)
+    return [(float(low), float(high)) for low, high in zip(np.where(filled, least, 0.0), most, strict=True)]

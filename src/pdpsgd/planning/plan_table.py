@@ -61,7 +61,7 @@ def allowed_and_used(levels: Sequence[Level]) -> tuple[float, float | None]:
 
 def headings(*, of_ledger: bool) -> tuple[str, str]:
     """Name a level's epsilon and what is proven: of a run in a ledger they are its share of what people allow."""
-    return ("this run may take", "it takes") if of_ledger else ("epsilon allowed", "proven")
+    return ("this run's share", "it takes") if of_ledger else ("epsilon allowed", "proven")
 
 
 def table(
@@ -71,6 +71,7 @@ def table(
     *,
     accountant: str = "pld",
     of_ledger: bool = False,
+    allows: Sequence[tuple[float, float]] | None = None,
 ) -> Table:
     """Lay a plan out as a rich table.
 
@@ -81,6 +82,7 @@ def table(
         accountant: the name of the plan's accountant; beside certificates the exact figure is shown, which holds if
             nothing was chosen by results.
         of_ledger: whether the levels' epsilons are shares of what people allow over all runs.
+        allows: the least and the most that people of each level allow over all runs, if a ledger tells.
 
     Returns:
         The table, one row per level or per group of levels.
@@ -91,7 +93,9 @@ def table(
     laid_out = Table(title=f"{mechanism}, {people:,} people, {steps:,} steps", title_justify="left")
     by_certificates = accountant == "certificate"
     exact = ("if all was fixed",) if by_certificates else ()
-    for name in ("people", *headings(of_ledger=of_ledger), *exact, "used", "sampling rate", "delta"):
+    whole = () if allows is None else ("allow over all runs",)
+    delta = "at delta" if of_ledger else "delta"
+    for name in ("people", *whole, *headings(of_ledger=of_ledger), *exact, "used", "sampling rate", delta):
         laid_out.add_column(name, justify="right")
     groups = np.array_split(np.arange(len(levels)), min(MOST_ROWS, len(levels)))
     for row, group in zip(rows(levels, rounds), groups, strict=True):
@@ -100,6 +104,7 @@ def table(
         )
         laid_out.add_row(
             f"{row.people:,}",
+            *(() if allows is None else (span(range_of([allows[i] for i in group])),)),
             span(row.epsilon),
             "nothing proven" if row.proven is None else span(row.proven),
             *((span((min(ends), max(ends))),) if ends else ()),
@@ -122,17 +127,21 @@ def summary(
         of_ledger: as for `table`.
 
     Returns:
-        Up to three sentences, each an entry.
+        Up to four sentences, each an entry.
     """
     noise = [f"{r.noise_multiplier:.3g} over {r.steps:,} steps" for r in rounds]
     shown = noise if len(noise) <= MOST_ROUNDS else [*noise[: MOST_ROUNDS - 1], f"... {len(noise)} rounds"]
     lines = [f"Noise multiplier {', '.join(shown)}; accountant {accountant}."]
     allowed, used = allowed_and_used(levels)
     if used is not None and allowed > 0:
-        whole = "what this run may take" if of_ledger else "all that people allow"
+        whole = "this run's share" if of_ledger else "all that people allow"
         lines.append(
             f"{100 * used / allowed:.2f} % of {whole} is used (epsilon summed over people: "
             f"{used:,.0f} of {allowed:,.0f})."
+        )
+    if of_ledger:
+        lines.append(
+            "The share is of what people allow over all runs, and has a delta of its own, a part of theirs."
         )
     efficiency = signal_efficiency(levels, rounds)
     if rounds and efficiency is not None:
@@ -191,3 +200,8 @@ def span(values: tuple[float, float], digits: int = 4) -> str:
     """Format one value, or the two ends of a range."""
     low, high = ("no limit" if math.isinf(value) else f"{value:.{digits}g}" for value in values)
     return low if low == high else f"{low} to {high}"
+
+
+def range_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the smallest and the largest of several ranges."""
+    return min(low for low, _ in pairs), max(high for _, high in pairs)

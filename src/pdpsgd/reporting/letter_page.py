@@ -350,8 +350,9 @@ def _ask(head: Letterhead) -> str:
 
 
 def _small_print(head: Letterhead, promise: Promise) -> str:
+    over = "" if head.run.plan.ledger is None else ", over all runs"
     return _p(
-        f"For experts: run {head.run.name}; asked for on its list: epsilon {promise.epsilon:g}, delta "
+        f"For experts: run {head.run.name}; asked for on its list{over}: epsilon {promise.epsilon:g}, delta "
         f"{promise.delta:g}, "
         "under adding or removing all that is yours; figures are (e^epsilon + delta) / (1 + e^epsilon), rounded up. "
         "The "

@@ -32,19 +32,20 @@ def over_time_parts(ledger: Mapping[str, Any] | None) -> list[str]:
         for name, tier in zip(charts.tier_names(tiers), tiers, strict=True)
     ]
     head = (
-        "allowed over all runs",
+        "allow over all runs",
         "people",
         "spent before",
-        "this run",
+        "this run takes",
         "left after it",
         "spent in all, of mu²",
     )
     said = [
         parts.paragraph(
-            "People's budgets are for all runs on them together, however each run was chosen. A ledger keeps what "
-            f"everybody allows and what every run has taken; this is run {ledger['run']} in it. Epsilons are means "
-            "over a tier, at its delta, and do not add up: their mu² do. A run is charged in full before it starts; "
-            "who was sampled changes nothing, and is written nowhere."
+            "Each person said how much privacy loss (epsilon, at a small probability delta) they allow over all runs "
+            "on them together, however each run is chosen. Smaller is more private. A ledger keeps what everybody "
+            f"allows and what every run has taken; this is run {ledger['run']} in it. Epsilons are means over a tier, "
+            "at its delta, and do not add up: their mu² do. A run is charged in full before it starts; who was sampled "
+            "changes nothing, and is written nowhere."
         ),
         parts.chart(
             charts.shares_left_chart(charts.share_rows(_finite(tiers)), PAGE),

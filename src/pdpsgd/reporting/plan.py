@@ -6,19 +6,26 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.planning.plan_table import allowed_and_used, headings, span
+from pdpsgd.planning.plan_table import MOST_ROWS, allowed_and_used, headings, range_of, span
 from pdpsgd.planning.plan_table import rows as table_rows
 from pdpsgd.reporting import charts, parts
-from pdpsgd.reporting.charts import PAGE
+from pdpsgd.reporting.charts import PAGE, Allows
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
 
 MOST_LEVELS_VERIFIED = 64
-OF_LEDGER = (
-    " That is for all runs together (see the part on all runs). The figures here are of this run alone: what it may "
-    "take, as its share of what was left, and what it takes."
+OF_RUN = (
+    "The figures here are of this run alone: its share of what people allow over all runs (the part above), and what "
+    "is proven that it takes. People with like shares stand on one level. A share has a delta of its own, a part of "
+    "people's own delta; at theirs, what this run takes reads as in the table above."
+)
+OF_ALL = (
+    "Each person said how much privacy loss (epsilon, at a small probability delta) they allow. People with like "
+    "budgets stand on one level, at a budget that is at most their own. Smaller is more private."
 )
 
 
@@ -42,23 +49,23 @@ def check_of(plan: Plan) -> Check:
     return Check(tightest=max(shares, default=0.0))
 
 
-def promise_parts(plan: Plan) -> list[str]:
-    """Say what each level was promised, and what is proven for it."""
-    describe = f"Epsilon promised and proven for {len(plan.levels)} levels."
-    made = [
-        parts.paragraph(
-            "Each person said how much privacy loss (epsilon, at a small probability delta) they allow. "
-            "People with like "
-            "budgets stand on one level, at a budget that is at most their own. Smaller is more private."
-            + (OF_LEDGER if plan.ledger is not None else "")
-        ),
-        _promise_table(plan),
-    ]
+def promise_parts(plan: Plan, allows: Allows | None = None) -> list[str]:
+    """Say what each level was promised, and what is proven for it.
+
+    Args:
+        plan: The plan of the run.
+        allows: What people of each level allow over all runs, where a ledger tells.
+
+    Returns:
+        The parts of the section.
+    """
+    of_ledger = plan.ledger is not None
+    about = ("This run's share", "and what it takes") if of_ledger else ("Promised", "and proven")
+    describe = f"Epsilon of {len(plan.levels)} levels: {about[0].lower()}, {about[1]}."
+    made = [parts.paragraph(OF_RUN if of_ledger else OF_ALL), _promise_table(plan, allows)]
     if plan.not_for_release is None and any(math.isfinite(level.epsilon) for level in plan.levels):
-        made.insert(
-            1,
-            parts.chart(charts.promise_chart(plan, PAGE), title="Proven against promised", describe=describe),
-        )
+        title = "What this run takes, against its share" if of_ledger else "Proven against promised"
+        made.insert(1, parts.chart(charts.promise_chart(plan, PAGE, allows), title=title, describe=describe))
     if plan.not_for_release is not None:
         made.append(parts.paragraph(plan.not_for_release, kind="note"))
     if any(level.history for level in plan.levels):
@@ -68,13 +75,27 @@ def promise_parts(plan: Plan) -> list[str]:
     return made
 
 
-def _promise_table(plan: Plan) -> str:
+def _promise_table(plan: Plan, allows: Allows | None) -> str:
     of_ledger = plan.ledger is not None
     allowed, proven = headings(of_ledger=True) if of_ledger else ("epsilon promised", "epsilon proven")
+    found = table_rows(plan.levels, plan.rounds)
+    wholes: list[tuple[str, ...]] = [()] * len(found)
+    if allows is not None:
+        groups = np.array_split(np.arange(len(plan.levels)), len(found))
+        wholes = [(span(range_of([allows[i] for i in group])),) for group in groups]
     return parts.table(
-        (allowed, "people", proven, "used", "sampling rate", "delta"),
+        (
+            *(() if allows is None else ("allow over all runs",)),
+            allowed,
+            "people",
+            proven,
+            "used",
+            "sampling rate",
+            "at delta" if of_ledger else "delta",
+        ),
         [
             (
+                *whole,
                 span(row.epsilon),
                 f"{row.people:,}",
                 "nothing" if row.proven is None else span(row.proven),
@@ -82,21 +103,21 @@ def _promise_table(plan: Plan) -> str:
                 span(row.rate, digits=3),
                 span(row.delta),
             )
-            for row in table_rows(plan.levels, plan.rounds)
+            for whole, row in zip(wholes, found, strict=True)
         ],
         caption=("Of this run, level by level" if of_ledger else "Promised and proven, level by level")
-        + ("; adjacent levels together" if len(plan.levels) > 24 else ""),
+        + ("; adjacent levels together" if len(plan.levels) > MOST_ROWS else ""),
     )
 
 
-def used_parts(plan: Plan) -> list[str]:
-    """Say how much of what people allow is used, and when it is spent."""
-
+def used_parts(plan: Plan, allows: Allows | None = None) -> list[str]:
+    """Say how much of what people allow, or of a run's share of it, is used, and when it is spent."""
     allowed, used = allowed_and_used(plan.levels)
     if used is None or not allowed:
         return [parts.paragraph("Nothing is proven, so what was used cannot be said.")]
     unused = 100 * (1 - used / allowed)
-    whole = "the epsilon that people allow" if plan.ledger is None else "the epsilon that this run may take"
+    of_ledger = plan.ledger is not None
+    whole = "this run's share" if of_ledger else "the epsilon that people allow"
     made = [
         parts.paragraph(
             f"Summed over people, {100 * used / allowed:.2f} % of {whole} was used, "
@@ -104,7 +125,7 @@ def used_parts(plan: Plan) -> list[str]:
             "not. What is not used could have made the model better at no further cost to anybody's wishes."
         )
     ]
-    rows = charts.spending(plan)
+    rows = charts.spending(plan, allows)
     if rows:
         data = parts.series_table(
             rows, series="level", value="spent", form=".4f", caption="Epsilon spent after some of the steps"
@@ -112,15 +133,16 @@ def used_parts(plan: Plan) -> list[str]:
         made.append(
             parts.chart(
                 charts.spending_chart(rows, PAGE),
-                title="Spending over the steps (dashed: the promise)",
-                describe="Epsilon spent over the steps for some levels, up to what was promised.",
+                title=f"Spending over the steps (dashed: {'this run’s share' if of_ledger else 'the promise'})",
+                describe="Epsilon spent over the steps of this run for some levels, up to "
+                + ("its share." if of_ledger else "what was promised."),
                 data=data,
             )
         )
     return made
 
 
-def schedule_parts(plan: Plan) -> list[str]:
+def schedule_parts(plan: Plan, allows: Allows | None = None) -> list[str]:
     """Say how often people are sampled, and with which noise multiplier."""
     noise = [r.noise_multiplier for r in plan.rounds]
     batch = math.fsum(r.steps * r.expected_batch_size for r in plan.rounds) / plan.steps
@@ -135,9 +157,9 @@ def schedule_parts(plan: Plan) -> list[str]:
     ]
     made.append(
         parts.chart(
-            charts.rates_chart(plan, PAGE).properties(height=220),
+            charts.rates_chart(plan, PAGE, allows).properties(height=220),
             title="Sampling rate",
-            describe="Sampling rate, by what people allow.",
+            describe=f"Sampling rate, by {charts.epsilon_title(plan)}.",
         )
     )
     if len(plan.rounds) > 1:

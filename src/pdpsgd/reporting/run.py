@@ -55,17 +55,21 @@ def run_page(run: Run) -> str:
     """Return the page as text."""
     name = str(run.settings.get("data") or run.name)
     check = check_of(run.plan)
+    allows = allowed_by_level(run)
+    of_ledger = run.plan.ledger is not None
+    whole, share = _promise(run, allows)
     sections = [
         parts.Section("Overview", "At a glance", _accountable(run), _overview(run)),
-        parts.Section("Promise", "What was promised, and what is proven", *promise_parts(run.plan)),
+        *((whole, share) if of_ledger else (share, whole)),
         parts.Section(
-            "All runs", "Over all runs on these people", *over_time_parts(run.result.get("ledger"))
+            "Use",
+            f"How much of {'its share this run' if of_ledger else 'what people allow was'} used",
+            *used_parts(run.plan, allows),
         ),
-        parts.Section("Use", "How much of what people allow was used", *used_parts(run.plan)),
         parts.Section(
             "Rates and noise",
             "How often people were sampled, and with how much noise",
-            *schedule_parts(run.plan),
+            *schedule_parts(run.plan, allows),
         ),
         parts.Section("Errors" if _is_number(run) else "Accuracy", "How good the model is", *_accuracy(run)),
         parts.Section("Gains and losses", "Who gains and who loses", *_gains(run)),
@@ -81,6 +85,27 @@ def run_page(run: Run) -> str:
         verdict=_verdict(run, check),
         sections=sections,
     )
+
+
+def allowed_by_level(run: Run) -> charts.Allows | None:
+    """Return what people of each level allow over all runs; None without a ledger, or where the run does not say."""
+    levels = (run.result.get("ledger") or {}).get("levels") or []
+    found = [tuple(map(float, each["allows"])) for each in levels]
+    if len(found) != len(run.plan.levels) or any(len(each) != 2 for each in found):
+        return None
+    return [(low, high) for low, high in found]
+
+
+def _promise(run: Run, allows: charts.Allows | None) -> tuple[parts.Section, parts.Section]:
+    """Return the parts on all runs and on this one; with a ledger, people's promise is over all runs."""
+    whole = parts.Section(
+        "All runs", "Over all runs on these people", *over_time_parts(run.result.get("ledger"))
+    )
+    if run.plan.ledger is None:
+        title = "What was promised, and what is proven"
+        return whole, parts.Section("Promise", title, *promise_parts(run.plan))
+    title = "This run's share, and what is proven that it takes"
+    return whole, parts.Section("This run", title, *promise_parts(run.plan, allows))
 
 
 def _verdict(run: Run, check: Check) -> str:
@@ -144,9 +169,10 @@ def _overview(run: Run) -> str:
         ("people on the list", f"{plan.people:,}"),
         ("levels of privacy", f"{len(plan.levels):,}"),
         (
-            "of what people allow, used",
+            "of what people allow, used" if plan.ledger is None else "of this run's share, used",
             "not proven" if used is None or not allowed else f"{100 * used / allowed:.1f} %",
         ),
+        *_of_all_runs(run.result.get("ledger")),
     ]
     accuracy = run.evaluation.get("accuracy")
     if accuracy is not None:
@@ -158,6 +184,16 @@ def _overview(run: Run) -> str:
         ("steps", f"{plan.steps:,}"),
     ]
     return parts.figures(pairs)
+
+
+def _of_all_runs(ledger: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Say how much of what people allow over all runs is spent now, this run included."""
+    tiers = [tier for tier in (ledger or {}).get("tiers", ()) if 0 < float(tier["epsilon"]) < math.inf]
+    people = sum(tier["people"] for tier in tiers)
+    if not people:
+        return []
+    spent = sum(tier["people"] * (tier["share_before"] + tier["share_this_run"]) for tier in tiers)
+    return [("of what people allow over all runs, spent (mu²)", f"{100 * spent / people:.0f} %")]
 
 
 def _accountable(run: Run) -> str:

@@ -93,6 +93,7 @@ RESULT = {
                     "share_this_run": Range(0),
                 }
             ],
+            "levels": Optional([{"allows": [_EPSILON]}]),
         }
     ),
 }

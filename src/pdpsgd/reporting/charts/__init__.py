@@ -9,7 +9,9 @@ from pdpsgd.reporting.charts.over_time import (
     timeline_rows,
 )
 from pdpsgd.reporting.charts.plans import (
+    Allows,
     budgets_chart,
+    epsilon_title,
     level_name,
     level_names,
     noise_chart,
@@ -36,10 +38,12 @@ from pdpsgd.reporting.charts.style import PAGE, PAPER, Chart, Palette, Rows, sty
 __all__ = [
     "PAGE",
     "PAPER",
+    "Allows",
     "Chart",
     "Palette",
     "Rows",
     "budgets_chart",
+    "epsilon_title",
     "interval",
     "level_name",
     "level_names",

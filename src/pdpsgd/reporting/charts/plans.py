@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.errors import fail
+from pdpsgd.planning.plan_table import span
 from pdpsgd.reporting.charts.style import (
     PAPER,
     Chart,
@@ -21,6 +23,8 @@ from pdpsgd.reporting.charts.style import (
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
 
+Allows = Sequence[tuple[float, float]]
+"""The least and the most that people of each level allow over all runs."""
 MOST_LINES = 5
 MOST_BARS = 12
 POINTS_OF_SPENDING = 13
@@ -33,10 +37,15 @@ def save_plan_chart(plan: Plan, path: Path, *, palette: Palette = PAPER) -> None
         fail(f"Expected a chart file that ends in .svg, .png or .html. Got {str(path)!r}.")
     altair = altair_module()
 
+    shared = plan.ledger is not None
     parts = [
-        budgets_chart(plan, palette).properties(title="What people allow"),
-        rates_chart(plan, palette).properties(title="How often they are drawn"),
-        spending_chart(spending(plan), palette).properties(title="What they will have spent"),
+        budgets_chart(plan, palette).properties(
+            title="This run's share of what people allow" if shared else "What people allow"
+        ),
+        rates_chart(plan, palette).properties(title="How often they are sampled"),
+        spending_chart(spending(plan), palette).properties(
+            title="What this run will have taken" if shared else "What they will have spent"
+        ),
     ]
     sized = [part.properties(width=520, height=180) for part in parts]
     save(altair.vconcat(*sized).resolve_scale(color="independent", x="independent"), path, palette)
@@ -48,12 +57,28 @@ def level_name(epsilon: float, delta: float, deltas: int) -> str:
     return name if deltas <= 1 else f"{name}, δ {delta:.2g}"
 
 
-def level_names(plan: Plan) -> list[str]:
-    """Return names of all levels of a plan, all different."""
+def epsilon_title(plan: Plan) -> str:
+    """Say what the epsilon of a level is: all that its people allow, or a run's share of it."""
+    return "epsilon that people allow" if plan.ledger is None else "epsilon that is this run's share"
+
+
+def level_names(plan: Plan, allows: Allows | None = None) -> list[str]:
+    """Return names of all levels of a plan, all different.
+
+    Args:
+        plan: The plan.
+        allows: What people of each level allow over all runs, if the plan's epsilons are a run's share of it.
+
+    Returns:
+        A name per level: its epsilon, or what its people allow and the share.
+    """
     deltas = len({level.delta for level in plan.levels})
     names: list[str] = []
-    for level in plan.levels:
+    for index, level in enumerate(plan.levels):
         name = level_name(level.epsilon, level.delta, deltas)
+        if plan.ledger is not None:
+            share = name.removeprefix("ε ")
+            name = f"share {share}" if allows is None else f"allow {span(allows[index])}, share {share}"
         same = sum(other == name or other.startswith(f"{name} (") for other in names)
         names.append(f"{name} ({same + 1})" if same else name)
     return names
@@ -72,11 +97,11 @@ def selected_levels(plan: Plan, most: int = MOST_LINES) -> list[int]:
     return [used[round(i * (len(used) - 1) / (most - 1))] for i in range(most)]
 
 
-def spending(plan: Plan) -> list[dict[str, Any]]:
+def spending(plan: Plan, allows: Allows | None = None) -> list[dict[str, Any]]:
     """Return what a few levels will have spent after some of the steps, by the plan's accountant."""
     from pdpsgd.accounting.registry import accountant
 
-    account, names = accountant(plan.accountant), level_names(plan)
+    account, names = accountant(plan.accountant), level_names(plan, allows)
     marks = sorted(
         {round(plan.steps * (i / (POINTS_OF_SPENDING - 1)) ** 2) for i in range(POINTS_OF_SPENDING)}
     )
@@ -109,7 +134,7 @@ def budgets_chart(plan: Plan, palette: Palette) -> Chart:
     few = len(rows) <= MOST_BARS
     x = alt.X(
         "epsilon:O" if few else "epsilon:Q",
-        title="epsilon that people allow",
+        title=epsilon_title(plan),
         axis=alt.Axis(labelAngle=0, format=".3~g"),
     )
     mark = alt.Chart(data_of(rows))
@@ -117,11 +142,14 @@ def budgets_chart(plan: Plan, palette: Palette) -> Chart:
     return bars.encode(x=x, y=alt.Y("people:Q", title="people"), tooltip=["epsilon:Q", "delta:Q", "people:Q"])
 
 
-def promise_chart(plan: Plan, palette: Palette) -> Chart:
-    """Draw promised against proven, level by level."""
+def promise_chart(plan: Plan, palette: Palette, allows: Allows | None = None) -> Chart:
+    """Draw promised against proven, level by level; of a run in a ledger, its share against what it takes."""
     alt = altair_module()
 
-    names = level_names(plan)
+    names = level_names(plan, allows)
+    promised, proven = (
+        ("promised", "proven") if plan.ledger is None else ("this run's share", "what it takes")
+    )
     rows: list[dict[str, Any]] = [
         {"level": name, "promised": level.epsilon, "proven": level.proven_epsilon, "people": level.people}
         for name, level in zip(names, plan.levels, strict=True)
@@ -138,7 +166,7 @@ def promise_chart(plan: Plan, palette: Palette) -> Chart:
         y = alt.Y("level:N", sort=[row["level"] for row in rows], title=None)
         bar = alt.Chart(data).mark_bar(color=palette.accent, cornerRadiusEnd=3, size=18)
         tick = alt.Chart(data).mark_tick(color=palette.promised, thickness=3, size=28, opacity=1)
-        x = alt.X("proven:Q", title="epsilon: bar = proven, mark = promised")
+        x = alt.X("proven:Q", title=f"epsilon: bar = {proven}, mark = {promised}")
         return (
             bar.encode(x=x, y=y, tooltip=tooltip) + tick.encode(x="promised:Q", y=y, tooltip=tooltip)
         ).properties(height=max(90, 40 * len(rows)))
@@ -147,18 +175,18 @@ def promise_chart(plan: Plan, palette: Palette) -> Chart:
     limit = line.mark_line(color=palette.promised, strokeWidth=2).encode(x="promised:Q", y="limit:Q")
     dots = alt.Chart(data).mark_circle(color=palette.accent, opacity=0.8, size=45)
     points = dots.encode(
-        x=alt.X("promised:Q", title="epsilon promised"),
-        y=alt.Y("proven:Q", title="epsilon proven (line: the promise)"),
+        x=alt.X("promised:Q", title=f"epsilon: {promised}"),
+        y=alt.Y("proven:Q", title=f"epsilon: {proven} (line: {promised})"),
         tooltip=tooltip,
     )
     return (limit + points).properties(height=260)
 
 
-def rates_chart(plan: Plan, palette: Palette) -> Chart:
+def rates_chart(plan: Plan, palette: Palette, allows: Allows | None = None) -> Chart:
     """Draw the sampling rate: by level, or over the rounds if there are several."""
     alt = altair_module()
 
-    names = level_names(plan)
+    names = level_names(plan, allows)
     if len(plan.rounds) == 1:
         only = plan.rounds[0]
         rows = [
@@ -174,7 +202,7 @@ def rates_chart(plan: Plan, palette: Palette) -> Chart:
             alt.Chart(data_of(rows))
             .mark_line(color=palette.accent, point={"color": palette.accent, "size": 60, "filled": True})
             .encode(
-                x=alt.X("epsilon:Q", title="epsilon that people allow"),
+                x=alt.X("epsilon:Q", title=epsilon_title(plan)),
                 y=alt.Y("rate:Q", title="sampling rate"),
                 tooltip=[
                     "epsilon:Q",
