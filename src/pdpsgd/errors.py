@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
+ALIKE = 0.8
+"""How alike names are (1: the same) that one is proposed for the other: one letter in five is off."""
+SHORTEST = 3
+"""Letters that an abbreviation has at least."""
 LONGEST = 160
 """Characters of a value that an error message quotes."""
 
@@ -39,6 +45,39 @@ def shown(value: Any) -> str:
         digits = int(abs(value).bit_length() * math.log10(2)) if isinstance(value, int) else 0
         return f"a number of about {round(digits, -2):,} digits" if digits else f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
+
+
+def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Find the names that somebody may have meant: a slip of the fingers away, or abbreviated.
+
+    None is better than a wrong one.
+
+    >>> closest("incme", ["income", "age"]), closest("Patient-ID", ["patient_id"]), closest("eps", ["epsilon", "age"])
+    (['income'], ['patient_id'], ['epsilon'])
+    >>> closest("epsilon", ["region", "person"]), closest("id", ["hid", "sid"])
+    ([], [])
+    """
+    plain: dict[str, list[str]] = {}
+    for each in known:
+        plain.setdefault(_plain(each), []).append(each)
+    asked = _plain(name)
+    begin_alike = [each for each in plain if each[:1] == asked[:1]]  # few slips are in the first letter
+    found = [asked] if asked in plain else get_close_matches(asked, begin_alike, n=most, cutoff=ALIKE)
+    if not found and len(asked) >= SHORTEST:
+        found = [each for each in plain if len(each) >= SHORTEST and each.startswith(asked)]
+        found += [each for each in plain if len(each) >= SHORTEST and asked.startswith(each)]
+        found = found if len(found) <= most else []
+    return [each for key in found for each in plain[key]][:most]
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def is_it(name: str, known: Iterable[str]) -> str:
+    """Ask whether a known name was meant, as the end of a message; empty where none is close."""
+    found = closest(name, known)
+    return f" Is it {found[0]!r}?" if found else ""
 
 
 def warn(message: str) -> None:

@@ -104,3 +104,33 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(
     assert "--resume" in errors
     assert "Traceback" not in errors
     assert checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        (("plan", "--id-colum", "x"), "--id-column"),
+        (("ledger", "show", "--legder", "x"), "--ledger"),
+        (("plan", "--schema", "x"), None),
+    ],
+)
+def test_an_option_is_proposed_only_if_it_is_close(
+    run: Callable[..., Any], words: tuple[str, ...], proposed: str | None
+) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "No such option" in result.output
+    assert ("Possible" in result.output) == (proposed is not None)
+    assert proposed is None or proposed in result.output.split("No such option")[1]
+
+
+def test_a_list_without_the_column_of_budgets_names_the_option(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "people.csv"
+    file.write_text("person,region,privacy\na,north,1\n")
+    missing = " ".join(run("plan", file, "--id-column", "person").output.split())
+    assert "--epsilon-column" in missing
+    assert "Is it" not in missing
+    named = run("plan", file, "--id-column", "person", "--epsilon-column", "privcy").output
+    assert "Is it 'privacy'?" in " ".join(named.split())

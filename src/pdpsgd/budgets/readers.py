@@ -6,7 +6,6 @@ import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdpsgd.budgets.files import first_bytes, kind_of
-from pdpsgd.errors import PdpsgdError, fail, shown
+from pdpsgd.errors import PdpsgdError, fail, is_it, shown
 
 Frame = nw.DataFrame[Any]
 
@@ -262,9 +261,7 @@ def read_columns(
     frame, source = open_table(table, names)
     for name in names:
         if name not in frame.columns:
-            close = get_close_matches(name.lower(), [known.lower() for known in frame.columns], n=1)
-            meant = [known for known in frame.columns if known.lower() in close]
-            hint = f" Is it {meant[0]!r}?" if meant else ""
+            hint = is_it(name, frame.columns)
             fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.{hint}")
     if not len(frame):
         fail(f"Expected at least one row in {source.name}. Got none below the names of the columns.")

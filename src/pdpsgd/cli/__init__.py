@@ -6,12 +6,27 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pdpsgd.cli.messages import messages_for_users, show_tracebacks
-from pdpsgd.errors import fail
+from pdpsgd.errors import closest, fail
 
 COMMANDS = ("advise", "plan", "train", "predict", "compare", "pate", "audit", "report", "ledger", "data")
+
+
+class Command(TyperCommand):
+    """A command that proposes an option in place of an unknown one only if it is close."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; the parser's own proposals go far afield (--chart for --schema)."""
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "possibilities"):
+                known = [name for parameter in self.params for name in parameter.opts]
+                error.possibilities = closest(str(getattr(error, "option_name", "")), known, most=2)
+            raise
+        return rest
 
 
 class Commands(TyperGroup):
@@ -112,9 +127,11 @@ def _assemble() -> None:
     for name in COMMANDS:
         module = import_module(f"pdpsgd.cli.{name}")
         if hasattr(module, "app"):
+            for command in module.app.registered_commands:
+                command.cls = Command
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name, cls=Command)(getattr(module, name))
 
 
 _assemble()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pdpsgd.cli.messages import say_warning
+from pdpsgd.cli.prose import wrapped
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ def _on_a_terminal() -> bool:
 
 def _ask(question: str, *, no: str) -> None:
     """Ask on the terminal; no answer at all is no agreement."""
+    from rich.console import Console
+
     try:
-        agreed = typer.confirm(f"{question} Go on?", err=True)
+        agreed = typer.confirm(wrapped(f"{question} Go on?", Console(stderr=True)), err=True)
     except typer.Abort:
         fail(f"{no} (--yes agrees beforehand.)")
     if not agreed:

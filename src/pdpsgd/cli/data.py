@@ -156,22 +156,26 @@ def schema(
           --epsilon-column epsilon -o schema.toml
     """
     from pdpsgd.data.drafting import draft_schema
+    from pdpsgd.data.tabular import left_out
 
     if output is not None and output.exists() and not force:
         fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
     budgets = [name for name in (epsilon_column, delta_column) if name is not None]
-    text = draft_schema(file, label=label, id_column=id_column, leave_out=budgets, task=task).to_toml()
+    drafted = draft_schema(file, label=label, id_column=id_column, leave_out=budgets, task=task)
     if output is None:
-        typer.echo(text, nl=False)
+        typer.echo(drafted.to_toml(), nl=False)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        output.write_text(drafted.to_toml(), encoding="utf-8")
     except OSError as error:
         fail(f"Could not write {str(output)!r}: {error.strerror or error}.")
-    typer.echo(
+    screen = Screen(quiet=False)
+    screen.say(
         f"Drafted {output} from the data. It is NOT PRIVATE until you have replaced its ranges and "
         f"categories by public knowledge and set `confirmed = true` in it."
     )
+    for note in left_out(drafted, budgets):
+        screen.say(f"Note: {note}")
 
 
 @app.command()
@@ -212,7 +216,7 @@ def cache(
     for each in found:
         typer.echo(f"{_cache.size_text(each.size):>8}  {each.path.name}  ({each.what})")
     did = "Removed" if clear else "In the cache"
-    typer.echo(
+    Screen(quiet=False).say(
         f"{did}: {len(found)} files, {_cache.size_text(total)}, in {_cache.cache_place()} "
         f"(limit {_cache.size_text(_cache.cache_limit())}, $PDPSGD_CACHE_LIMIT)."
     )

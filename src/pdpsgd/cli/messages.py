@@ -65,6 +65,9 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def _say(kind: str, message: str, *, style: str = "bold red") -> None:
     from rich.console import Console
 
+    from pdpsgd.cli.prose import wrapped
+
     console = Console(stderr=True)
     console.print(f"{kind}:", style=style, end=" ")
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    text = wrapped(message, console, after=len(kind) + 2)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

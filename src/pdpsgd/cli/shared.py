@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from pdpsgd.budgets.files import parse_toml, read_text
-from pdpsgd.errors import PdpsgdError, fail, shown
+from pdpsgd.cli.prose import wrapped
+from pdpsgd.errors import PdpsgdError, fail, is_it, shown
 from pdpsgd.training.options import OUTPUT, PLAN, Options
 from pdpsgd.training.options import option as option_field
 
@@ -48,8 +48,9 @@ def _read_config(ctx: Any, value: Path | None) -> Path | None:
     for key, setting in content.items():
         name = key.replace("-", "_")
         if name not in known:
-            close = ", ".join(get_close_matches(name, known, n=3)) or ", ".join(sorted(known))
-            fail(f"Expected an option of this command in {str(value)!r}, such as {close}. Got {key!r}.")
+            names = [each.replace("_", "-") for each in sorted(known)]
+            hint = is_it(key, names) or f" They are {', '.join(names)}."
+            fail(f"Expected options of this command in {str(value)!r}. Got {key!r}.{hint}")
         defaults[known[name]] = _as_text(setting)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
@@ -111,16 +112,25 @@ class BudgetOptions(Options):
 
         if file is None:
             fail("Expected a file with people's budgets, or --tiers and --people. Got neither.")
-        return Budgets.from_table(
-            file,
-            id_column=id_column or self.id_column,
-            epsilon_column=self.epsilon_column,
-            delta_column=self.delta_column,
-            delta=self.delta,
-            allow_infinite=self.allow_infinite,
-            repeated_ids=repeated_ids,
-            epsilon_map=None if self.epsilon_map is None else parse_words(self.epsilon_map),
-        )
+        try:
+            return Budgets.from_table(
+                file,
+                id_column=id_column or self.id_column,
+                epsilon_column=self.epsilon_column,
+                delta_column=self.delta_column,
+                delta=self.delta,
+                allow_infinite=self.allow_infinite,
+                repeated_ids=repeated_ids,
+                epsilon_map=None if self.epsilon_map is None else parse_words(self.epsilon_map),
+            )
+        except PdpsgdError as error:
+            from pdpsgd.budgets.readers import has_column
+
+            named = self.epsilon_column != self.declared()["epsilon_column"].default
+            if named or not file.is_file() or has_column(file, self.epsilon_column):
+                raise
+            remedy = "If what people allow is in another column, name it with --epsilon-column."
+            raise PdpsgdError(f"{error} {remedy}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,9 +297,9 @@ class Screen:
             if tasks:  # otherwise there is nothing on the screen to end
                 shown.stop()
 
-    def say(self, *parts: Any) -> None:
-        """Print something, as it is."""
-        self.console.print(*parts, markup=False, highlight=False, soft_wrap=True)
+    def say(self, text: str) -> None:
+        """Print prose; on a terminal it is wrapped between words."""
+        self.console.print(wrapped(text, self.console), markup=False, highlight=False, soft_wrap=True)
 
     def table(self, table: Any) -> None:
         """Print a table, fitted to the screen."""

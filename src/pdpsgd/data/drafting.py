@@ -15,7 +15,7 @@ from pdpsgd._typing import FloatArray
 from pdpsgd.budgets.readers import Source, column_names, open_table
 from pdpsgd.data.cells import as_floats, cells, day_in, number_in, numbers_of, text_of
 from pdpsgd.data.schema import TASKS, Categorical, Column, Date, Ignored, Numeric, Schema, Text, is_no_feature
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.errors import check_one_of, fail, is_it
 
 MOST_CATEGORIES = 50  # a text column with more distinct values is drafted as ignored: free text, or an id
 MOST_NUMERIC_CLASSES = 20  # a label of numbers with more distinct values is asked about: classes, or numbers?
@@ -54,7 +54,8 @@ def draft_schema(
     not_features = {name for name in (id_column, *leave_out) if name is not None}
     for name in (label, *not_features, *([] if text is None else [text])):
         if name not in frame.columns:
-            fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.")
+            hint = is_it(name, frame.columns)
+            fail(f"Expected a column {name!r} in {source.name}. Its columns are {column_names(frame)}.{hint}")
     predicted = _draft_label(frame[label], source, task)
     if text is not None:
         kinds: dict[str, Column] = {
@@ -83,13 +84,14 @@ def _draft_label(series: nw.Series[Any], source: Source, task: str | None) -> di
     are_numbers = all(_number_first(each)[0] == 0 for each in classes)
     if task is None and are_numbers and len(classes) > MOST_NUMERIC_CLASSES:
         merge = (
-            "--task classification (task='classification')"
+            ""
             if len(classes) <= MOST_CATEGORIES
-            else "a column that says in which of a few ranges they lie, and its name as the label"
+            else f", on a column of at most {MOST_CATEGORIES} of them, such as ranges that the numbers lie in"
         )
         fail(
             f"Expected to know what column {label!r} of {source.name} is: it has {len(classes):,} distinct numbers. "
-            f"To predict a number, say --task regression (task='regression'). To predict classes, give {merge}."
+            "To predict a number, say --task regression (task='regression'). To predict classes, say --task "
+            f"classification (task='classification'){merge}."
         )
     if len(classes) > MOST_CATEGORIES:
         fail(

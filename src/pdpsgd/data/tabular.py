@@ -268,26 +268,28 @@ def notes_on(frame: Frame, schema: Schema, leave_out: Collection[str]) -> tuple[
     """Say what a reader of any result must be told: what was read from the data, and which columns are left out."""
     known = {schema.label, schema.id_column, *schema.columns, *leave_out}
     unknown = [name for name in frame.columns if name not in known]
-    notes = [] if schema.confirmed else [NOT_PRIVATE]
+    notes = [] if schema.confirmed else [NOT_PRIVATE, *left_out(schema, leave_out)]
+    if unknown:
+        notes.append(
+            f"Columns that the schema does not declare are left out: {', '.join(map(repr, unknown))}."
+        )
+    return tuple(notes)
+
+
+def left_out(schema: Schema, budgets: Collection[str] = ()) -> tuple[str, ...]:
+    """Say which columns a draft leaves out, and why; columns of budgets need no word."""
     ignored = [name for name, column in schema.columns.items() if isinstance(column, Ignored)]
-    guessed = [name for name in ignored if name not in leave_out and is_no_feature(name)]
-    if guessed and not schema.confirmed:
+    guessed = [name for name in ignored if name not in budgets and is_no_feature(name)]
+    notes = []
+    if guessed:
         names = ", ".join(map(repr, guessed))
         notes.append(
             f"Columns named like budgets or ids are left out, unless a schema says otherwise: {names}."
         )
-    others = [name for name in ignored if name not in leave_out and name not in guessed]
-    if (
-        others
-        and not schema.confirmed
-        and not any(isinstance(each, Text) for each in schema.columns.values())
-    ):
+    others = [name for name in ignored if name not in budgets and name not in guessed]
+    if others and not any(isinstance(each, Text) for each in schema.columns.values()):
         notes.append(
             f"Columns of free text, of more than {MOST_CATEGORIES} categories or without values are left out, unless a "
             f"schema says otherwise: {', '.join(map(repr, others))}."
-        )
-    if unknown:
-        notes.append(
-            f"Columns that the schema does not declare are left out: {', '.join(map(repr, unknown))}."
         )
     return tuple(notes)

@@ -80,7 +80,7 @@ def table(
         levels: the plan's levels.
         rounds: the plan's rounds.
         accountant: the name of the plan's accountant; beside certificates the exact figure is shown, which holds if
-            nothing was chosen by results.
+            nothing was chosen by results, unless `allows` takes its place.
         of_ledger: whether the levels' epsilons are shares of what people allow over all runs.
         allows: the least and the most that people of each level allow over all runs, if a ledger tells.
 
@@ -91,7 +91,9 @@ def table(
 
     people, steps = sum(level.people for level in levels), sum(r.steps for r in rounds)
     laid_out = Table(title=f"{mechanism}, {people:,} people, {steps:,} steps", title_justify="left")
-    by_certificates = accountant == "certificate"
+    by_certificates = (
+        accountant == "certificate" and allows is None
+    )  # else the plan's note says what it costs
     exact = ("if all was fixed",) if by_certificates else ()
     whole = () if allows is None else ("allow over all runs",)
     delta = "at delta" if of_ledger else "delta"
@@ -110,7 +112,7 @@ def table(
             *((span((min(ends), max(ends))),) if ends else ()),
             "" if row.used is None else f"{100 * row.used:.1f} %",
             span(row.rate, digits=3),
-            span(row.delta),
+            span(row.delta, digits=3 if of_ledger else 4),
         )
     return laid_out
 
