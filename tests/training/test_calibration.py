@@ -87,6 +87,29 @@ def test_a_model_that_is_too_sure_is_told_so_and_a_good_one_is_not():
     assert probability_sentences({"accuracy": 0.5}) == []
 
 
+def test_few_test_people_are_not_told_shares_of_one_or_two():
+    logits, classes, _ = overconfident(classes=2)
+    few = {"probabilities": _plain(probability_figures(logits[:12], classes[:12]))}
+    assert [each["records"] for each in few["probabilities"]["bins"]] == [12]
+    (only,) = probability_sentences(few)
+    assert "too few" in only
+    some = probability_figures(logits[:70], classes[:70])
+    assert all(each.records >= 20 for each in some.bins)
+    assert len(some.bins) == 3
+    assert len(probability_figures(logits[:2000], classes[:2000]).bins) == 10
+
+
+def test_a_small_bin_is_never_the_example():
+    bins = [
+        {"said": 0.9, "found": 0.0, "records": 2},
+        {"said": 0.6, "found": 0.5, "records": 60},
+        {"said": 0.1, "found": 0.1, "records": 60},
+    ]
+    figures = {"probabilities": {"log_loss": 0.5, "calibration_error": 0.06, "bins": bins}}
+    said = " ".join(probability_sentences(figures))
+    assert "60.0% on average, it is so for 50.0% of 60 records" in said
+
+
 def _plain(found):
     from dataclasses import asdict
 

@@ -8,12 +8,12 @@ from typing import Any
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.charts import PAGE
 from pdpsgd.training.finished_run import Run
-from pdpsgd.training.probability_figures import probability_sentences
+from pdpsgd.training.probability_figures import LEAST_IN_A_BIN, probability_sentences
 
 METHOD = (
-    "Test people are put into ten groups of like size by what the model says of them. Log loss is the mean of -ln of "
-    "the probability that the model gives to what is true; the expected calibration error is the mean difference "
-    "between what is said and what is found."
+    "Test people are put into up to ten groups of like size, of twenty at least, by what the model says of them. "
+    "Log loss is the mean of -ln of the probability that the model gives to what is true; the expected calibration "
+    "error is the mean difference between what is said and what is found."
 )
 
 
@@ -28,7 +28,10 @@ def probability_parts(run: Run) -> list[str]:
         {"said": each["said"], "found": each["found"], "records": each["records"]}
         | dict(zip(("low", "high"), charts.interval(each["found"], each["records"]), strict=True))
         for each in found["bins"]
+        if each["records"] >= LEAST_IN_A_BIN
     ]
+    if not rows:
+        return made
     title = f"Do probabilities mean what they say? ({of})"
     data = parts.table(
         ("said, on average", "found", "95 % interval", "test records"),

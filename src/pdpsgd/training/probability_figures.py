@@ -15,6 +15,10 @@ BINS = 10
 """Groups of a reliability chart, of as many records each: with rare classes, equal widths would leave most empty."""
 
 
+LEAST_IN_A_BIN = 20
+"""Records of which a share says something: of one or two, what is found is all or nothing."""
+
+
 @dataclass(frozen=True)
 class ReliabilityBin:
     """Records with like probabilities: what the model says of them on average, and what is so."""
@@ -75,12 +79,15 @@ def stated(probabilities: FloatArray, classes: IntArray) -> tuple[FloatArray, Bo
     return probabilities[np.arange(len(classes)), answers], answers == classes
 
 
-def reliability(said: FloatArray, right: BoolArray, bins: int = BINS) -> tuple[ReliabilityBin, ...]:
+def reliability(said: FloatArray, right: BoolArray, bins: int | None = None) -> tuple[ReliabilityBin, ...]:
     """Put records with like probabilities together, about as many into each bin; equal ones stay together.
+
+    There are ten bins, or fewer where there would be less than twenty records in each.
 
     >>> reliability(np.array([0.1, 0.1, 0.9, 0.9]), np.array([False, True, True, True]), bins=2)
     (ReliabilityBin(said=0.1, found=0.5, records=2), ReliabilityBin(said=0.9, found=1.0, records=2))
     """
+    bins = max(1, min(BINS, len(said) // LEAST_IN_A_BIN)) if bins is None else bins
     edges = np.unique(np.quantile(said, np.linspace(0, 1, bins + 1)[1:-1], method="higher"))
     places = np.searchsorted(edges, said, side="right")
     counts = np.bincount(places)
@@ -97,14 +104,20 @@ def probability_sentences(evaluation: Mapping[str, Any]) -> list[str]:
     found = evaluation.get("probabilities")
     if not found:
         return []
-    off = found["calibration_error"]
+    off, loss = found["calibration_error"], f"Probabilities: log loss {found['log_loss']:.3f}"
+    told = [each for each in found["bins"] if each["records"] >= LEAST_IN_A_BIN]
+    if not told:
+        return [f"{loss}; test people are too few to say whether probabilities mean what they say."]
     sure = sum(each["records"] * (each["said"] - each["found"]) for each in found["bins"]) / max(
         1, sum(each["records"] for each in found["bins"])
     )
-    figures = f"Probabilities: log loss {found['log_loss']:.3f}, expected calibration error {off:.1%}."
-    worst = max(found["bins"], key=lambda each: abs(each["said"] - each["found"]), default=None)
-    if off < 0.03 or worst is None:
+    figures = f"{loss}, expected calibration error {off:.1%}."
+    worst = max(told, key=lambda each: abs(each["said"] - each["found"]))
+    if off < 0.03:
         return [figures]
-    said = f"Where the model says {worst['said']:.1%} on average, it is so for {worst['found']:.1%}."
+    said = (
+        f"Where the model says {worst['said']:.1%} on average, it is so for {worst['found']:.1%} of "
+        f"{worst['records']:,} records."
+    )
     direction = " It is too sure on the whole." if sure > 0.02 else ""
     return [figures, f"{said}{direction} --calibrate brings them closer to the truth."]

@@ -98,13 +98,22 @@ def _color(field: str, names: list[str], colors: list[str], *, title: str | None
     return alt.Color(f"{field}:N", sort=names, title=title, scale=scale, legend=alt.Legend(columns=columns))
 
 
+FITS_A_PHONE = """<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>.vega-embed {width: 100%} .vega-embed svg {max-width: 100%; height: auto}</style>
+"""
+
+
 def save(picture: Chart, path: Path, palette: Palette) -> None:
     """Write a chart as `.svg`, `.png` or a self-contained `.html`."""
     kind = path.suffix.lower().lstrip(".")
-    by_kind: dict[str, dict[str, Any]] = {"html": {"inline": True}, "png": {"scale_factor": 2}}
+    drawn = styled(picture, palette, background="white")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        styled(picture, palette, background="white").save(str(path), **by_kind.get(kind, {}))
+        if kind == "html":
+            text = drawn.to_html(inline=True, embed_options={"renderer": "svg", "actions": False})
+            path.write_text(text.replace("</head>", f"{FITS_A_PHONE}</head>", 1), encoding="utf-8")
+        else:
+            drawn.save(str(path), **({"scale_factor": 2} if kind == "png" else {}))
     except OSError as error:
         fail(f"Expected to be able to write {str(path)!r}. Got: {error.strerror}.")
 
