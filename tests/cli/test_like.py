@@ -140,3 +140,19 @@ def test_what_cannot_be_compared_is_named(january, words, message):
     found = run("compare", *words)
     assert found.exit_code == 2
     assert message in " ".join(found.output.split())
+
+
+def test_test_people_that_are_named_now_take_the_place_of_those_of_then(january):
+    made = run(
+        "train", "feb.csv", "--like", "runs/jan", "--test-share", 0.3, "--yes", "--run-folder", "runs/feb"
+    )
+    assert made.exit_code == 0, made.output
+    said = " ".join(made.output.split())
+    assert "Differs: --test-file (not given) instead of" in said
+    assert "Differs: --test-share 0.3 instead of (not given)" in said
+
+
+def test_two_kinds_of_test_people_at_once_are_refused(january):
+    found = run("train", "feb.csv", "--schema", "schema.toml", "--test-share", 0.3, "--test-file", "test.csv")
+    assert found.exit_code == 2
+    assert "Expected --test-file (other people) or --test-share" in " ".join(found.output.split())

@@ -162,6 +162,11 @@ def test_a_table_may_say_whose_picture_is_whose(folder: Path, tmp_path: Path) ->
     table = tmp_path / "people.csv"
     table.write_text("file,id\nowl/one.png,ann\ncat/one.png,bob\ncat/two.jpg,cy\n")
     assert load_folder(folder, people=table).ids.tolist() == ["bob", "cy", "ann"]
+    table.write_text("file,donor\nowl/one.png,ann\ncat/one.png,bob\ncat/two.jpg,cy\n")
+    assert load_folder(folder, people=table).ids.tolist() == ["bob", "cy", "ann"]
+    table.write_text("file,donor,age\nowl/one.png,ann,30\n")
+    with pytest.raises(PdpsgdError, match=r"Expected a column 'id' in people.csv"):
+        load_folder(folder, people=table)
     table.write_text("file,id\nowl/one.png,ann\n")
     with pytest.raises(PdpsgdError, match=r"people.csv. Got image 'cat/one.png'"):
         load_folder(folder, people=table)

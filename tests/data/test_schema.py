@@ -170,7 +170,9 @@ def test_a_label_with_too_many_values_is_no_label() -> None:
 @pytest.mark.parametrize("different", [21, 60])
 def test_a_label_of_many_numbers_is_asked_about_not_turned_into_classes(different: int) -> None:
     frame = polars.DataFrame({"x": [0.5] * different, "y": [i / 4 for i in range(different)]})
-    with pytest.raises(PdpsgdError, match=rf"{different} distinct numbers.*--task regression.*classes, give"):
+    with pytest.raises(
+        PdpsgdError, match=rf"{different} distinct numbers.*--task regression.*classes, say --task"
+    ):
         draft_schema(frame, label="y")
     schema = draft_schema(frame, label="y", task="regression")
     assert (schema.task, schema.classes, schema.outputs) == ("regression", (), 1)

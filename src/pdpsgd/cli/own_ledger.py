@@ -49,6 +49,7 @@ class TrainingLedger(LedgerOptions):
 
     def __post_init__(self, from_file: Collection[str]) -> None:
         super().__post_init__(from_file)
+        self._only_one_of("ledger", "no_ledger", "Expected --ledger (or --reservation), or --no-ledger.")
         if self.no_ledger and (self.ledger is not None or self.reservation is not None):
             fail("Expected --ledger (or --reservation), or --no-ledger. Got both.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,6 +77,11 @@ class DataOptions(Options):
         kind=Path,
         shown="$PDPSGD_CACHE",
     )
+
+    def __post_init__(self, from_file: Collection[str]) -> None:
+        super().__post_init__(from_file)
+        expected = "Expected --test-file (other people) or --test-share (a part of the list)."
+        self._only_one_of("test_file", "test_share", expected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd.budgets.readers import read_columns
+from pdpsgd.budgets.readers import open_table, read_columns
 from pdpsgd.errors import check_positive, fail
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def load_folder(
     """Read images from `FOLDER/CLASS/*.png` (jpg and others, too), or from `FOLDER/train` and `FOLDER/test`.
 
     Every image is brought to `size` (height, width), in color or gray. A record's id is its path inside
-    the folder, or what a CSV file `people` with the columns `file` and `id` says. The names of the class
-    folders are taken to be public.
+    the folder, or what a CSV file `people` with the columns `file` and `id` says (where there is but one column
+    beside `file`, whatever its name). The names of the class folders are taken to be public.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -258,8 +258,11 @@ def read_image(path: Path, size: tuple[int, int], color: bool) -> Array:
 def _ids(paths: list[str], people: str | Path | None) -> Array:
     if people is None:
         return np.array(paths, dtype=np.str_)
-    columns, source = read_columns(people, ["file", "id"])
-    person_of = dict(zip(map(str, columns["file"].tolist()), columns["id"].tolist(), strict=True))
+    named = open_table(people)[0].columns
+    others = [name for name in named if name != "file"]
+    id_column = others[0] if len(others) == 1 else "id"
+    columns, source = read_columns(people, ["file", id_column])
+    person_of = dict(zip(map(str, columns["file"].tolist()), columns[id_column].tolist(), strict=True))
     for path in paths:
         if path not in person_of:
             fail(

@@ -143,7 +143,7 @@ def summary(
         )
     if of_ledger:
         lines.append(
-            "The share is of what people allow over all runs, and has a delta of its own, a part of theirs."
+            "The share is of what people allow over all runs, and has a delta of its own, at most theirs."
         )
     efficiency = signal_efficiency(levels, rounds)
     if rounds and efficiency is not None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MOST_LEVELS_VERIFIED = 64
 OF_RUN = (
     "The figures here are of this run alone: its share of what people allow over all runs (the part above), and what "
-    "is proven that it takes. People with like shares stand on one level. A share has a delta of its own, a part of "
-    "people's own delta; at theirs, what this run takes reads as in the table above."
+    "is proven that it takes. People with like shares stand on one level. A share has a delta of its own, at "
+    "most people's own; at theirs, what this run takes reads as in the table above."
 )
 OF_ALL = (
     "Each person said how much privacy loss (epsilon, at a small probability delta) they allow. People with like "

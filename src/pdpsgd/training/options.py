@@ -144,6 +144,16 @@ class Options:
             object.__setattr__(made, name, value)
         return made
 
+    def _only_one_of(self, first: str, second: str, expected: str) -> None:
+        """Refuse two options of which one is enough; what is given now wins over what a file or an earlier run says."""
+        names = [name for name in (first, second) if getattr(self, name) != self.declared()[name].default]
+        given = [name for name in names if self.sources[name] == "given"]
+        if len(names) == 2 and len(given) != 1:
+            fail(f"{expected} Got both.")
+        for name in names if len(names) == 2 else ():
+            if name not in given:
+                self._set(name, self.declared()[name].default, "default")
+
     def _recommended(self) -> Mapping[str, Any]:
         """Values of the preset, if one was chosen."""
         return {}
