@@ -189,7 +189,9 @@ def runs(ledger: Place = DEFAULT_PLACE, json_file: shared.JsonFile = None) -> No
     found = opened.runs()
     table = Table("run", "name", "state", "attempt", "people", "reserved", title="Runs", title_justify="left")
     for run in found:
-        table.add_row(str(run.number), run.name, run.state, str(run.attempt), f"{run.people:,}", run.time)
+        table.add_row(
+            str(run.number), run.name, run.state, str(run.attempt), f"{run.people:,}", _minute(run.time)
+        )
     screen.table(table)
     screen.write_json(shared.dump([asdict(run) for run in found]))
 
@@ -269,6 +271,15 @@ def _read(how: BudgetOptions, file: Path) -> Budgets:
     return how.read(file, id_column=how.id_column or ID_COLUMN)
 
 
+def _minute(time: str) -> str:
+    """Write a time for a narrow table, to the minute; `--json` has all of it.
+
+    >>> _minute("2026-11-18T20:11:49+00:00")
+    '2026-11-18 20:11'
+    """
+    return time[:16].replace("T", " ")
+
+
 def _show_person(person: Person, screen: shared.Screen) -> None:
     from rich.table import Table
 
@@ -281,7 +292,9 @@ def _show_person(person: Person, screen: shared.Screen) -> None:
     )
     for each in person.consents:
         kept = "yes" if each.kept else "no: spent before it was lowered"
-        promises.add_row(each.time, f"{each.epsilon:g}", f"{each.delta:g}", f"{each.spent_epsilon:.4g}", kept)
+        promises.add_row(
+            _minute(each.time), f"{each.epsilon:g}", f"{each.delta:g}", f"{each.spent_epsilon:.4g}", kept
+        )
     screen.table(promises)
     charges = Table(
         "run", "name", "state", "reserved", "kind", "mu", "d", title="Charges", title_justify="left"
@@ -292,7 +305,7 @@ def _show_person(person: Person, screen: shared.Screen) -> None:
             str(charge.run),
             charge.name,
             charge.state,
-            charge.time,
+            _minute(charge.time),
             kind,
             f"{charge.mu:.4g}",
             f"{charge.d:.3g}",

@@ -198,12 +198,13 @@ def _exceptions(plan: Plan, without_promise: int, above_consent: int) -> list[Re
         found.append(
             Reason(
                 "above-budget",
-                f"Earlier runs have spent more than {_people(people)} now allow ({share}).",
+                f"Earlier runs have spent more than {_people(people)} now {_allow(people)} ({share}).",
                 people,
             )
         )
     if above_consent:
-        sentence = f"Earlier runs have spent more than {_people(above_consent)} now allow; this run does not use them."
+        who = f"{_people(above_consent)} now {_allow(above_consent)}"
+        sentence = f"Earlier runs have spent more than {who}; this run does not use them."
         found.append(Reason("above-budget", sentence, above_consent))
     if unlimited:
         found.append(
@@ -218,6 +219,10 @@ def _exceptions(plan: Plan, without_promise: int, above_consent: int) -> list[Re
             )
         )
     return found
+
+
+def _allow(people: int) -> str:
+    return "allows" if people == 1 else "allow"
 
 
 def _people(number: int) -> str:
