@@ -87,13 +87,13 @@ def run_table_3_networks(
 
 
 def _groups() -> list[list[Row]]:
-    """Rows that share their teachers, or the lack of them."""
+    """Rows that share their teachers, or the lack of them; those of one list first."""
     first, second = IDP_CASES
     trained = [[(case, system) for system in EXACT] for case in IDP_CASES]
     weighted = [[(case, system) for system in WEIGHTED] for case in IDP_CASES]
     upsampled = [[(case, "i-pate-upsample")] for case in IDP_CASES]
     plain = [(first, "pate"), (second, "pate")]
-    return [trained[0], weighted[0], trained[1], plain, weighted[1], upsampled[0], upsampled[1]]
+    return [trained[0], weighted[0], plain, upsampled[0], trained[1], weighted[1], upsampled[1]]
 
 
 def _runs(dataset: str, rows: Sequence[Row], seed: int) -> Iterator[dict[str, Any]]:
