@@ -10,6 +10,7 @@ import pytest
 import pdpsgd
 from pdpsgd.data.benchmarks import load
 from pdpsgd.ledger import Ledger
+from pdpsgd.training.predict import load_run
 
 TIERS = ("--tiers", "4:0.5,8:0.5", "--teachers", "100", "--quiet")
 
@@ -138,3 +139,16 @@ def test_the_published_accounting_is_refused_for_own_data(run, tmp_path) -> None
     result = run("pate", "images.npz", *files, "--bookkeeping", "as-published")
     assert result.exit_code == 2
     assert "Expected a benchmark" in " ".join(result.output.split())
+
+
+def test_teachers_and_student_may_be_a_built_in_network(run, tmp_path) -> None:
+    options = ("--public", "last:400", "--model", "digits", "--no-spread", "--run-folder", "r")
+    tiers = ("--tiers", "16:0.5,32:0.5", "--teachers", "40", "--quiet")
+    result = run("pate", "digits", *tiers, *options)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "r" / "public" / "settings.json").read_text())["model"] == "digits"
+    loaded = load_run(tmp_path / "r")
+    assert sum(parameter.numel() for parameter in loaded.network.parameters()) == 2410
+    result = run("pate", "digits", *tiers, "--public", "last:400", "--model", "mnist-cnn")
+    assert result.exit_code == 2
+    assert "mnist-cnn" in result.output

@@ -115,3 +115,23 @@ def test_a_vote_that_its_plan_does_not_pay_for_cannot_be_made(changed: dict[str,
 def test_a_student_without_examples_is_refused() -> None:
     with pytest.raises(PdpsgdError, match="Got 0 and 0"):
         train_student(torch.nn.Linear(2, 2), torch.zeros(0, 2), torch.zeros(0, 2))
+
+
+def test_teachers_and_student_may_be_networks_and_a_seed_repeats_them() -> None:
+    def network() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10)
+        )
+
+    few = plan_votes(
+        BUDGETS, "pate", settings=VoteSettings(teachers=20, threshold=5, check_noise=5, answer_noise=2)
+    )
+    one, other = (run(planned=few, network=network, seed=0) for _ in range(2))
+    assert [type(layer) for layer in one.student] == [type(layer) for layer in network()]
+    for a, b in zip(one.student.parameters(), other.student.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_network_of_other_classes_is_refused_before_anything_is_begun() -> None:
+    with pytest.raises(PdpsgdError, match="gives 10 numbers"):
+        run(network=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)))

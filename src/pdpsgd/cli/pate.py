@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from pdpsgd.errors import check_one_of, fail
 from pdpsgd.training.options import OUTPUT, PLAN, TRAINING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.ledger import Ledger, ReservedRun
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pdpsgd.training.fitting import TrainingResult
     from pdpsgd.training.inputs import TrainingInputs
     from pdpsgd.training.run_folder import RunFolder
+
+AS_PUBLISHED, LINEAR = "as-published", "linear"
 
 Public = Annotated[
     str | None,
@@ -61,6 +64,14 @@ Bookkeeping = Annotated[
     ),
 ]
 Teachers = Annotated[int, option("--teachers", min=1, help="number of teachers, for plain PATE", panel=PLAN)]
+Model = Annotated[
+    str,
+    option(
+        "--model",
+        help="network of teachers and student: linear, a built-in name, or module:function",
+        panel=TRAINING,
+    ),
+]
 Spread = Annotated[
     bool, option("--spread/--no-spread", help="labels spread to near public examples", panel=TRAINING)
 ]
@@ -71,9 +82,6 @@ Seed = Annotated[
 Folder = Annotated[
     Path | None, option("--run-folder", help="output folder", panel=OUTPUT, show_default="a new one in runs/")
 ]
-
-
-AS_PUBLISHED = "as-published"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +96,7 @@ class _Vote:
     teachers: int
     spread: bool
     seed: int | None
+    model: str
 
     def planned(self, budgets: Budgets, *, accountant: str = "pld") -> VotePlan:
         """Compute the plan of the vote for these budgets."""
@@ -98,6 +107,15 @@ class _Vote:
         return plan_votes(
             budgets, self.mechanism, settings=settings, weights=self.weights, accountant=accountant
         )
+
+    def network(self, classes: int) -> Callable[[], nn.Module] | None:
+        """Return what makes the network of each teacher and of the student; None for linear ones."""
+        from pdpsgd.models.networks import by_name
+
+        if self.model == LINEAR:
+            return None
+        shape = tuple(self.public.shape[1:])
+        return partial(by_name, self.model, input_shape=shape, classes=classes)
 
 
 @with_options
@@ -111,6 +129,7 @@ def pate(
     weights: Weights = "mu",
     bookkeeping: Bookkeeping = "sound",
     teachers: Teachers = 250,
+    model: Model = LINEAR,
     spread: Spread = True,
     seed: Seed = None,
     run_folder: Folder = None,
@@ -130,6 +149,7 @@ def pate(
     Examples:
       pdpsgd pate images.npz --budgets people.csv --id-column person --public others.npz
       pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100
+      pdpsgd pate mnist --tiers 1:0.34,2:0.43,3:0.23 --public last:10000 --model mnist-cnn
       pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100 --bookkeeping as-published
     """
     from pdpsgd.pate import MECHANISMS
@@ -161,7 +181,7 @@ def pate(
     inputs = replace(inputs, ledger_off=own_data and ledger.no_ledger)
     _check_public(public, data, inputs)
     held, budgets, shown = _split(inputs, public, own_data=own_data)
-    vote = _Vote(held, budgets, shown, mechanism, weights, teachers, spread, seed)
+    vote = _Vote(held, budgets, shown, mechanism, weights, teachers, spread, seed, model)
     if bookkeeping == AS_PUBLISHED:
         from pdpsgd.cli.pate_as_published import show_as_published
 
@@ -310,6 +330,7 @@ def _run(
         vote.public,
         classes=len(inputs.classes),
         planned=planned,
+        network=vote.network(len(inputs.classes)),
         spread=vote.spread,
         seed=vote.seed,
         progress=not quiet,
@@ -355,6 +376,7 @@ def _result(
         "public_examples": len(vote.public),
         "answered": len(found.answers.labels),
         "spread": vote.spread,
+        "model": vote.model,
         "seed": vote.seed,
     }
     return TrainingResult(
@@ -381,13 +403,13 @@ def _write(folder: RunFolder, result: TrainingResult, inputs: TrainingInputs, pr
     folder.write_plan(result.plan)
     digest = without_people(result.plan).digest
     place = {} if result.ledger is None else {"ledger": result.ledger}
-    folder.write_settings(
-        {**result.settings, "plan": digest, "model": "linear", **inputs.description(), **place}
-    )
+    folder.write_settings({**result.settings, "plan": digest, **inputs.description(), **place})
     if inputs.schema is not None:
         folder.write_schema(inputs.schema)
     folder.write_history(())
-    folder.write_model(result.model, describe_model(result.models, inputs, {"model": "linear"}))
+    folder.write_model(
+        result.model, describe_model(result.models, inputs, {"model": result.settings["model"]})
+    )
     folder.write_promises(result.plan, promised)
     folder.write_result(result.to_dict())
 

@@ -19,7 +19,7 @@ from pdpsgd.models.networks import linear_model
 from pdpsgd.models.pretraining import start_at_zero
 from pdpsgd.pate.plans import VotePlan, plan_votes
 from pdpsgd.pate.student import ask_about, spread_labels, train_student
-from pdpsgd.pate.teachers import assign_people, train_ridge_teachers, vote_counts
+from pdpsgd.pate.teachers import assign_people, train_network_teachers, train_ridge_teachers, vote_counts
 from pdpsgd.pate.votes import Answers, answer_queries
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.verdict import Verdict, verdict
@@ -51,6 +51,7 @@ def run_pate(
     *,
     classes: int,
     planned: VotePlan | str = "i-pate-weight",
+    network: Callable[[], nn.Module] | None = None,
     student: nn.Module | None = None,
     spread: bool = True,
     seed: int | None = None,
@@ -71,7 +72,9 @@ def run_pate(
         public: examples that nobody needs protection for, without labels.
         classes: number of classes.
         planned: the plan of the vote, or the name of a mechanism with usual settings (see `plan_votes`).
-        student: trained in place; a linear model by default.
+        network: makes the network of each teacher, and that of the student; by default teachers are ridge classifiers
+            and the student is linear. Public, as the student is.
+        student: trained in place, instead of one of these.
         spread: whether the student also learns from public examples near to those that were answered. That helps
             where near examples are mostly alike, and harms where they are not (docs/results/table-3.md).
         seed: to repeat a run, which then is not for release.
@@ -87,6 +90,8 @@ def run_pate(
     """
     inputs, targets = data
     _check(inputs, targets, budgets, public, classes)
+    if network is not None:
+        _check_network(network, public, classes)
     if isinstance(planned, str):
         planned = plan_votes(budgets, planned)
     planned.plan.verify()
@@ -96,9 +101,11 @@ def run_pate(
     teachers = assign_people(planned, planned.plan.level_of_person(budgets), seed=seed)
     with _bars(progress) as bar, _seeded(seed):
         order = ask_about(public, min(planned.questions, len(public)), seed=seed or 0)
-        labels = train_ridge_teachers(
-            teachers, inputs, targets, public, classes=classes, progress=bar("Teachers")
-        )
+        told = bar("Teachers")
+        if network is None:
+            labels = train_ridge_teachers(teachers, inputs, targets, public, classes=classes, progress=told)
+        else:
+            labels = train_network_teachers(network, teachers, inputs, targets, public, progress=told)
         source = None if seed is None else RandomSource.from_seed(seed)
         answers = answer_queries(
             vote_counts(teachers, labels, classes=classes), planned, order, source=source
@@ -108,7 +115,9 @@ def run_pate(
                 f"Expected an answer to one of {answers.asked} questions at least. Got none: the teachers do not agree "
                 "well enough for this threshold. What the plan allows is spent all the same."
             )
-        if student is None:
+        if student is None and network is not None:
+            student = network()
+        elif student is None:
             student = linear_model(public[0].numel(), classes)
             start_at_zero(student)
         if spread:
@@ -142,6 +151,16 @@ def _check(inputs: Tensor, targets: Tensor, budgets: Budgets, public: Tensor, cl
         fail("Expected finite public examples. Got some that are not.")
     if targets.dtype != torch.int64 or not bool(((targets >= 0) & (targets < classes)).all()):
         fail(f"Expected targets of type int64 from 0 to {classes - 1}. Got others ({targets.dtype}).")
+
+
+def _check_network(network: Callable[[], nn.Module], public: Tensor, classes: int) -> None:
+    """Refuse a network that does not fit, before anything is begun."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        found = network().eval()(public[:1])
+    if tuple(found.shape) != (1, classes):
+        fail(
+            f"Expected a network that gives {classes} numbers, one for each class. Got {tuple(found.shape)}."
+        )
 
 
 @contextmanager
