@@ -45,8 +45,7 @@ def rms_norm(site: Site, module: nn.RMSNorm, input: Tensor) -> Tensor:
         def normalized() -> Tensor:
             return F.rms_norm(accurate(inputs), shape, None, eps)
 
-        found = _compiled_last(module, inputs, output_gradient, len(shape), centered=False, eps=eps)
-        yield from found or _affine(module, output_gradient, normalized, features_last=len(shape))
+        yield from scale_gradient(module, inputs, output_gradient, normalized, eps=eps, features=len(shape))
 
     return site.record(outputs, inputs, gradients)
 
@@ -83,6 +82,23 @@ def instance_norm(site: Site, module: nn.InstanceNorm2d, input: Tensor) -> Tenso
         )
 
     return site.record(outputs, inputs, gradients)
+
+
+def scale_gradient(
+    module: nn.Module,
+    inputs: Tensor,
+    output_gradient: Tensor,
+    normalized: Callable[[], Tensor],
+    *,
+    eps: float,
+    features: int = 1,
+) -> Gradient:
+    """Yield the gradient of a scale of inputs that are normalized by their root mean square over the last dimensions.
+
+    `normalized` gives them, where compiled code cannot.
+    """
+    found = _compiled_last(module, inputs, output_gradient, features, centered=False, eps=eps)
+    yield from found or _affine(module, output_gradient, normalized, features_last=features)
 
 
 def _compiled_last(

@@ -23,6 +23,7 @@ class Rule:
 
 
 RULES: dict[type[nn.Module], Rule] = {}
+NAMED_RULES: dict[str, Rule] = {}  # by module and name of a class: of packages that are not imported for this
 
 
 def rule_for(*types: type[nn.Module], parameters: tuple[str, ...] = ("weight", "bias")) -> Callable[..., Any]:
@@ -31,6 +32,16 @@ def rule_for(*types: type[nn.Module], parameters: tuple[str, ...] = ("weight", "
     def register(apply: Callable[..., Any]) -> Callable[..., Any]:
         for kind in types:
             RULES[kind] = Rule(apply, parameters)
+        return apply
+
+    return register
+
+
+def rule_for_named(*names: str, parameters: tuple[str, ...] = ("weight", "bias")) -> Callable[..., Any]:
+    """Register the decorated function as the rule of classes of other packages, such as `package.module.Layer`."""
+
+    def register(apply: Callable[..., Any]) -> Callable[..., Any]:
+        NAMED_RULES.update((name, Rule(apply, parameters)) for name in names)
         return apply
 
     return register
@@ -45,7 +56,7 @@ def rule_of(module: nn.Module) -> Rule | None:
     if parametrize.is_parametrized(module) or not runs_its_own_forward(module):
         return None
     for kind in type(module).__mro__:
-        rule = RULES.get(kind)
+        rule = RULES.get(kind) or NAMED_RULES.get(f"{kind.__module__}.{kind.__qualname__}")
         if rule is not None:
             same_forward = type(module).forward is getattr(kind, "forward", None)
             own = {name for name, parameter in module.named_parameters() if parameter is not None}
