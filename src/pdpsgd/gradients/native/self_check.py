@@ -217,10 +217,10 @@ def _same_kernel_gradients(
         groups,
         (1,) * 2 * dimensions,
     )
-    given = [part if first else _channels_side_by_side(part) for part in (inputs, gradient)]
-    by_columns = calls.runs_along_columns(geometry, given[1])
+    given, met = (part if first else _channels_side_by_side(part) for part in (inputs, gradient))
+    by_columns = calls.runs_along_columns(geometry, met)
     results, squares = calls.empty(examples, weight.numel()), calls.empty(examples)
-    calls.kernel_gradients(code, geometry, *given, by_columns, results, squares)
+    calls.kernel_gradients(code, geometry, given, met, by_columns, results, squares)
     found = calls.in_kernel_order(geometry, results, by_columns)
     for one in range(examples):
         (wanted,) = torch.autograd.grad(outputs[one], weight, gradient[one], retain_graph=True)
@@ -230,7 +230,7 @@ def _same_kernel_gradients(
             return False
     starts = torch.tensor([0, 1, examples], device="cpu")
     sums, squares = calls.empty(2, weight.numel()), calls.empty(2)
-    calls.kernel_gradients(code, geometry, *given, by_columns, sums, squares, starts)
+    calls.kernel_gradients(code, geometry, given, met, by_columns, sums, squares, starts)
     wanted = torch.stack([results[0], results[1:].sum(0)])
     return _close(sums, wanted) and torch.allclose(squares, sums.square().sum(1), rtol=1e-4)
 

@@ -277,8 +277,8 @@ class Kernels(PerExample):
 
     def _rows(self, first: int, last: int) -> Tensor:
         """Return d^T x, for each kernel row: d the output gradient, x the inputs that row has met."""
-        out = tuple(self._output_gradient.shape[2:])
-        images = self._geometry.padded(self._inputs[first:last], out).movedim(1, -1)
+        images = self._geometry.padded(self._inputs[first:last], tuple(self._output_gradient.shape[2:]))
+        images = images.movedim(1, -1)
         gradient = self._output_gradient[first:last].movedim(1, -1)
         unfolded = self._unfolded(images if images.dim() > 3 else images[:, None])
         examples, (rows, groups, out, columns) = last - first, self._layout

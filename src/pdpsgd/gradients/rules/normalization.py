@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -139,7 +140,7 @@ def _of_parameters(
     ]
 
 
-def _trains(parameter: Tensor | None) -> bool:
+def _trains(parameter: object) -> TypeGuard[nn.Parameter]:
     return isinstance(parameter, nn.Parameter) and parameter.requires_grad
 
 
