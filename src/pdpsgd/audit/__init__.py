@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdpsgd.audit.auditing import AuditTarget, audit
+    from pdpsgd.audit.audit_target import AuditTarget
+    from pdpsgd.audit.auditing import audit
     from pdpsgd.audit.result import AuditResult
 
 __all__ = ["AuditResult", "AuditTarget", "audit"]
 
-_LOADED_ON_USE = {"AuditResult": "result", "AuditTarget": "auditing", "audit": "auditing"}
+_LOADED_ON_USE = {"AuditResult": "result", "AuditTarget": "audit_target", "audit": "auditing"}
 
 
 def __getattr__(name: str) -> Any:

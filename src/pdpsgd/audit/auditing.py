@@ -9,24 +9,23 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pdpsgd.accounting.history import exposures_of
+from pdpsgd.audit.audit_target import AuditTarget
 from pdpsgd.audit.bounds import bonferroni
-from pdpsgd.audit.canaries import Canaries, Tier, add_canaries, tiers_of
+from pdpsgd.audit.canaries import Tier, add_canaries, tiers_of
 from pdpsgd.audit.conformance import FALSE_ALARM_RATE, Conformance, ConformanceTest
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names
-from pdpsgd.audit.example_canaries import example_steps, losses, mislabeled
+from pdpsgd.audit.example_canaries import attacked_steps, example_steps
 from pdpsgd.audit.many_runs import ManyRunsBound, many_run_bounds, many_runs, simulated_threshold
 from pdpsgd.audit.membership import MembershipResult, membership_by_tier
 from pdpsgd.audit.noise_tests import NoiseSample, noise_checks
-from pdpsgd.audit.observed_run import Criterion, Tamper, observe_run
-from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, one_run_bounds, simulated_rule
-from pdpsgd.audit.result import DIRAC, AuditResult
-from pdpsgd.audit.scores import LikelihoodScores, ProjectionScores
+from pdpsgd.audit.observed_run import Tamper, observe_run
+from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, Rule, one_run_bounds, simulated_rule
+from pdpsgd.audit.result import DIRAC, MISLABELED, AuditResult
+from pdpsgd.audit.scores import ExampleScores, LikelihoodScores
 from pdpsgd.audit.shadow import train_shadow_models
 from pdpsgd.errors import check_not_negative, fail
 from pdpsgd.planning.levels import Roster
@@ -46,25 +45,6 @@ AFFORDABLE_NUMBERS = 3e10
 LITTLE_NOISE = 0.1
 """Noise of those tests, as a share of the plan's: rates, clipping and each layer's noise then show much more
 clearly."""
-
-
-@dataclass(frozen=True, eq=False)
-class AuditTarget:
-    """The training to audit: a network, its loss, people's records, and spare records for canaries.
-
-    `spare_inputs` and `spare_targets` are records of people who are not on the list (test people); canaries
-    get them with a wrong label.
-    """
-
-    make_model: Callable[[], nn.Module]
-    inputs: Tensor
-    targets: Tensor
-    level_of_person: npt.NDArray[np.int64]
-    spare_inputs: Tensor
-    spare_targets: Tensor
-    classes: int
-    criterion: Criterion = functional.cross_entropy
-    learning_rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,8 +95,8 @@ def audit(
 
     Always: one run of the plan through the real engine with Dirac canaries, which gives a lower bound and a
     conformance test; a conformance test at a tenth of the noise; and tests of the noise itself, on a run without
-    records. With a `target`, its network too: a run on its data with mislabeled examples (white box and black
-    box), a conformance test of its layers, and membership inference.
+    records. With a `target`, its network too: a run on its data with mislabeled examples, a conformance test of its
+    layers, and membership inference.
 
     Args:
         plan: The plan whose training is audited.
@@ -148,7 +128,7 @@ def audit(
         check_not_negative(seed=seed)
     if shadow_models is None:
         shadow_models = affordable_shadow_models(plan, target)
-    attacks = 1 + (runs > 0) + 2 * (target is not None and example_canaries > 0)
+    attacks = 1 + (runs > 0) + (target is not None and example_canaries > 0)
     each = bonferroni(significance, attacks)
     work = _Audit(
         plan=plan,
@@ -163,8 +143,7 @@ def audit(
     membership: tuple[MembershipResult, ...] = ()
     if target is not None:
         if example_canaries:
-            white, black = _examples(work, target, example_canaries, each)
-            bounds |= {"mislabeled, white box": white, "mislabeled, black box": black}
+            bounds[MISLABELED] = _examples(work, target, example_canaries, each)
         if all(share in (0.0, 1.0) for r in plan.rounds for share in r.participation):
             tests["network, little noise"] = _network_conformance(work, target)
         if shadow_models:
@@ -248,7 +227,7 @@ def noise_conformance(
 
 def affordable_shadow_models(plan: Plan, target: AuditTarget | None) -> int:
     """Return sixteen models for membership inference where that takes minutes, none where it takes hours."""
-    if target is None:
+    if target is None or target.shadow_rate is None:
         return 0
     parameters = sum(parameter.numel() for parameter in target.make_model().parameters())
     numbers = parameters * sum(r.steps * r.expected_batch_size for r in plan.rounds)
@@ -256,6 +235,20 @@ def affordable_shadow_models(plan: Plan, target: AuditTarget | None) -> int:
 
 
 def _dirac(work: _Audit, count: int, significance: float) -> tuple[tuple[OneRunBound, ...], Conformance]:
+    plan, tiers = work.plan, work.tiers
+    rules = _rules(work, count, significance)
+    listed = add_canaries(plan, count, work.generator, tiers=tiers)
+    scores = LikelihoodScores(listed)
+    test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=work.false_alarm_rate)
+    steps = dirac_steps(listed, seed=work.seed())
+    for seen in work.told(steps, "Dirac canaries", plan.steps):
+        scores.observe(seen)
+        test.observe(seen)
+    return one_run_bounds(listed, scores.scores(), rules=rules, significance=significance), test.result()
+
+
+def _rules(work: _Audit, count: int, significance: float) -> list[Rule]:
+    """Decide for each tier whom to guess, on scores simulated from the plan: in advance of the run."""
     plan, tiers = work.plan, work.tiers
     each = bonferroni(significance, len(tiers))
     rules = []
@@ -267,43 +260,28 @@ def _dirac(work: _Audit, count: int, significance: float) -> tuple[tuple[OneRunB
             simulated_rule(history, count, delta=tier.delta, significance=each, simulations=simulations)
         )
     work.tell("simulating", len(tiers), len(tiers))
-    listed = add_canaries(plan, count, work.generator, tiers=tiers)
-    scores = LikelihoodScores(listed)
-    test = ConformanceTest(listed, tensor_names(), orthogonal=True, false_alarm_rate=work.false_alarm_rate)
-    steps = dirac_steps(listed, seed=work.seed())
-    for seen in work.told(steps, "Dirac canaries", plan.steps):
-        scores.observe(seen)
-        test.observe(seen)
-    return one_run_bounds(listed, scores.scores(), rules=rules, significance=significance), test.result()
+    return rules
 
 
-def _examples(
-    work: _Audit, target: AuditTarget, count: int, significance: float
-) -> tuple[tuple[OneRunBound, ...], tuple[OneRunBound, ...]]:
+def _examples(work: _Audit, target: AuditTarget, count: int, significance: float) -> tuple[OneRunBound, ...]:
     plan = work.plan
+    rules = _rules(work, count, significance)
     listed = add_canaries(
         plan, count, work.generator, tiers=work.tiers, level_of_person=target.level_of_person
     )
-    examples = _canary_examples(target, listed, work.generator)
-    module = target.make_model()
-    scores = ProjectionScores(listed)
-    steps = example_steps(
+    scores = ExampleScores(listed)
+    steps = attacked_steps(
         listed,
-        module=module,
+        module=target.make_model(),
         criterion=target.criterion,
-        examples=examples,
-        others=(target.inputs, target.targets),
-        record_of_other=_records_of_others(plan, target),
+        examples=target.canary_examples(len(listed), work.generator),
+        others=target.others,
         learning_rate=target.learning_rate,
         seed=work.seed(),
     )
     for seen in work.told(steps, "mislabeled canaries", plan.steps):
         scores.observe(seen)
-    black = -losses(module, target.criterion, examples)
-    return (
-        one_run_bounds(listed, scores.scores(), significance=significance),
-        one_run_bounds(listed, black, significance=significance),
-    )
+    return one_run_bounds(listed, scores.scores(), rules=rules, significance=significance)
 
 
 def _little_noise(work: _Audit, count: int) -> Conformance:
@@ -326,7 +304,7 @@ def _network_conformance(work: _Audit, target: AuditTarget) -> Conformance:
         listed,
         module=module,
         criterion=target.criterion,
-        examples=_canary_examples(target, listed, work.generator),
+        examples=target.canary_examples(len(listed), work.generator),
         learning_rate=target.learning_rate,
         seed=work.seed(),
     )
@@ -336,6 +314,12 @@ def _network_conformance(work: _Audit, target: AuditTarget) -> Conformance:
 
 
 def _membership(work: _Audit, target: AuditTarget, models: int) -> tuple[MembershipResult, ...]:
+    rate = target.shadow_rate
+    if rate is None:
+        fail(
+            "Expected people with one record each, trained by plain SGD, for shadow models. Got others: leave "
+            "membership inference out (--shadow-models 0)."
+        )
     people = len(target.inputs)
     level = target.level_of_person[:people]
     shadows = train_shadow_models(
@@ -346,7 +330,7 @@ def _membership(work: _Audit, target: AuditTarget, models: int) -> tuple[Members
         plan=work.plan,
         level_of_person=level,
         models=models,
-        learning_rate=target.learning_rate,
+        learning_rate=rate,
         seed=work.seed(),
         each_step=lambda step: work.tell("shadow models", step, work.plan.steps),
     )
@@ -383,30 +367,6 @@ def _many(work: _Audit, runs: int, significance: float) -> tuple[ManyRunsBound, 
         balanced_thresholds=balanced,
         significance=significance,
     )
-
-
-def _canary_examples(
-    target: AuditTarget, listed: Canaries, generator: np.random.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return spare records with a wrong label, one for each canary."""
-    if len(target.spare_inputs) < len(listed):
-        fail(
-            f"Expected at least {len(listed)} spare records, one for each example canary. "
-            f"Got {len(target.spare_inputs)}. Ask for fewer example canaries."
-        )
-    chosen = generator.permutation(len(target.spare_inputs))[: len(listed)]
-    return mislabeled(
-        target.spare_inputs[chosen],
-        target.spare_targets[chosen],
-        classes=target.classes,
-        generator=generator,
-    )
-
-
-def _records_of_others(plan: Plan, target: AuditTarget) -> npt.NDArray[np.int64]:
-    """Return the record of each person: person i has record i; people past the last record supplied none."""
-    records = np.arange(plan.people)
-    return np.where(records < len(target.inputs), records, -1)
 
 
 def _small_network() -> nn.Module:

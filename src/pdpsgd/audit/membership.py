@@ -78,8 +78,15 @@ def membership_by_tier(
 
 
 def confidences(outputs: Tensor, targets: Tensor) -> FloatArray:
-    """Return log(p / (1 - p)) of the right class, models x people: nearly normal, unlike losses."""
+    """Return log(p / (1 - p)) of the right class, models x people: nearly normal, unlike losses.
+
+    Of a single output it is that logit, with the sign of the class; of labels that are numbers, the negative error.
+    """
     logits = outputs.to(torch.float64)
+    if targets.is_floating_point():
+        return np.asarray(-(logits.reshape(len(logits), -1) - targets).abs().numpy())
+    if logits.shape[-1] == 1:
+        return np.asarray((logits[..., 0] * (2 * targets - 1)).numpy())
     right = logits.gather(-1, targets.expand(logits.shape[0], -1)[..., None])[..., 0]
     others = logits.scatter(-1, targets.expand(logits.shape[0], -1)[..., None], -math.inf)
     return np.asarray((right - others.logsumexp(-1)).numpy())

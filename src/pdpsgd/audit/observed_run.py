@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.planning.plans import Plan
 from pdpsgd.sampling.source import RandomSource
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Tamper = Callable[[PrivacyEngine], None]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How a run moves along its noisy sums: an optimizer, and the factor of its learning rate over the steps.
+
+    `sgd_rate` is the learning rate where the optimizer is plain SGD.
+    """
+
+    make: Callable[[Iterable[nn.Parameter]], Optimizer]
+    schedule: Callable[[float], float] = lambda progress: 1.0
+    sgd_rate: float | None = None
+
+    @classmethod
+    def of(cls, chosen: float | Optimization) -> Optimization:
+        """Take a number as the learning rate of plain SGD."""
+        if isinstance(chosen, Optimization):
+            return chosen
+        return cls(lambda parameters: torch.optim.SGD(parameters, lr=chosen), sgd_rate=chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,28 +56,36 @@ def observe_run(
     module: nn.Module,
     criterion: Criterion,
     records: Sequence[Tensor],
-    record_of_person: npt.ArrayLike,
     plan: Plan,
-    learning_rate: float,
-    momentum: float = 0.0,
+    learning_rate: float | Optimization,
+    record_of_person: npt.ArrayLike | None = None,
+    person_of_record: npt.ArrayLike | None = None,
+    records_per_person: int | None = None,
     seed: int | None = None,
     source: RandomSource | None = None,
     before_step: Callable[[int], None] | None = None,
     tamper: Tamper | None = None,
+    observers: Sequence[StepObserver] = (),
 ) -> Iterator[ObservedStep]:
     """Train as a user would, with the real engine, and yield every step after it was taken.
 
-    `records` are inputs and targets. `before_step` is called with the step's number while the model is still
-    as the step will find it. `tamper` may change the engine once it is set up: tests plant faults with it.
+    `records` are inputs and targets, whose people either `record_of_person` or `person_of_record` (places on the list)
+    tells. `before_step` is called with the step's number while the model is still as the step will find it. `tamper`
+    may change the engine once it is set up: tests plant faults with it.
     """
-    engine = PrivacyEngine()
+    engine = PrivacyEngine(observers=observers)
     initial = copy.deepcopy(module.state_dict())
+    chosen = Optimization.of(learning_rate)
+    own = chosen.make(module.parameters())
+    rates = [group["lr"] for group in own.param_groups]
     module, optimizer, loader = engine.make_private(
         module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=learning_rate, momentum=momentum),
+        optimizer=own,
         data_loader=tuple(records),
         plan=plan,
         record_of_person=record_of_person,
+        record_ids=person_of_record,
+        records_per_person=records_per_person,
         source=source,
         seed=None if source is not None else seed,
         criterion=criterion,
@@ -72,6 +101,8 @@ def observe_run(
                 round_index += 1
             if before_step is not None:
                 before_step(number)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * chosen.schedule(number / plan.steps)
             optimizer.zero_grad()
             criterion(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -15,7 +15,7 @@ from pdpsgd.audit.one_run import OneRunBound
 if TYPE_CHECKING:
     from rich.table import Table
 
-DIRAC = "Dirac, white box"
+DIRAC, MISLABELED = "Dirac, white box", "mislabeled, white box"
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,10 @@ class AuditResult:
                 f"{name}: training {verdict} ({len(found.checks)} checks, false alarms in "
                 f"{found.false_alarm_rate:g} of correct runs)."
             )
+        for attack, bounds in self.one_run.items():
+            if attack != DIRAC:
+                shown = ", ".join(f"{bound.measured:.3g} in tier {bound.tier.name}" for bound in bounds)
+                lines.append(f"{attack}, on the data: at least epsilon {shown}.")
         if self.underpowered_tiers:
             lines.append(f"Too weak to notice a doubled rate in tier {', '.join(self.underpowered_tiers)}.")
         return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from torch import nn
+from torch.optim import Optimizer
 
-from pdpsgd.audit.auditing import AuditTarget
+from pdpsgd.audit.audit_target import AuditTarget
+from pdpsgd.audit.observed_run import Optimization
 from pdpsgd.data.benchmarks.loading import load
 from pdpsgd.errors import fail
 from pdpsgd.models.networks import by_name, default_network
 from pdpsgd.planning.plans import Plan
+from pdpsgd.training.components import OPTIMIZERS, SCHEDULES, optimizer_of
 from pdpsgd.training.presets import preset as find_preset
 from pdpsgd.training.run_folder import RunFolder
 
@@ -40,7 +43,7 @@ def target_of(
     model: str | None = None,
     activation: str | None = None,
     preset: str | None = None,
-    learning_rate: float = 1.0,
+    learning_rate: float | Optimization = 1.0,
     folder: str | os.PathLike[str] | None = None,
     run_folder: str | os.PathLike[str] | None = None,
 ) -> AuditTarget:
@@ -78,6 +81,41 @@ def target_of(
         classes=classes,
         learning_rate=learning_rate,
     )
+
+
+def optimization_of(
+    settings: Mapping[str, Any], learning_rate: float | None
+) -> tuple[Optimization, str | None]:
+    """Return how a run moved, by its settings, and a note where that cannot be repeated.
+
+    Args:
+        settings: The settings of the run; empty for a plan alone.
+        learning_rate: The learning rate, where another one is wanted.
+
+    Returns:
+        Optimizer and schedule of the run; plain SGD where its optimizer was made by hand.
+    """
+    rate = learning_rate or named_in(settings, "learning_rate") or 1.0
+    schedule = SCHEDULES.get(settings.get("schedule", ""), SCHEDULES["constant"])
+    name = settings.get("optimizer", "sgd")
+    known = name in OPTIMIZERS
+    momentum, decay, options = (
+        settings.get(key) if known else None for key in ("momentum", "weight_decay", "optimizer_options")
+    )
+
+    def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return optimizer_of(
+            name if known else "sgd",
+            parameters,
+            learning_rate=rate,
+            momentum=momentum or 0.0,
+            weight_decay=decay or 0.0,
+            options=options or {},
+        )
+
+    plain = not known or (name == "sgd" and not (momentum or decay or options))
+    note = f"Audited with plain SGD at learning rate {rate:g} instead of the run's own optimizer ({name})."
+    return Optimization(make, schedule, sgd_rate=rate if plain else None), None if known else note
 
 
 def named_in(settings: Mapping[str, Any], *keys: str) -> Any:

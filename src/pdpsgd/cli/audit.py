@@ -27,7 +27,7 @@ def audit(
         str | None,
         option(
             "--data",
-            help="the run's own table; or digits, mnist, fashion-mnist, svhn",
+            help="the run's own records (as for train); or digits, mnist, fashion-mnist, svhn",
             panel=TRAINING,
             show_default="the run's; else none, and the mechanism is audited alone",
         ),
@@ -53,6 +53,15 @@ def audit(
     data_folder: Annotated[
         Path | None,
         option("--data-folder", help="folder of the benchmarks", panel=TRAINING, show_default=False),
+    ] = None,
+    people_file: Annotated[
+        Path | None,
+        option(
+            "--people-file",
+            help="table with columns file and id, for folders of images",
+            panel=TRAINING,
+            show_default="the run's",
+        ),
     ] = None,
     canaries: Annotated[
         int, option("--canaries", min=10, help="Dirac canaries per tier, in one run", panel=ATTACKS)
@@ -132,11 +141,12 @@ def audit(
       pdpsgd audit plan.json
       pdpsgd audit runs/digits --data digits --json audit.json --chart audit.html
       pdpsgd audit runs/people-pdp-sgd-exact --data people.csv
+      pdpsgd audit runs/images-pdp-sgd-exact --data images --people-file who.csv
       pdpsgd audit plan.json --canaries 5000 --runs 2000 --seed 1
       pdpsgd audit runs/people-pdp-sgd-exact --individual
     """
     from pdpsgd.audit.auditing import audit as run_audit
-    from pdpsgd.audit.targets import named_in, plan_and_settings, target_of
+    from pdpsgd.audit.targets import named_in, optimization_of, plan_and_settings, target_of
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if individual:
@@ -151,11 +161,19 @@ def audit(
     shared.say_other_version(run, screen)
     data = data or _benchmark(named_in(settings, "data"))
     target = None
+    optimization, note = optimization_of(settings, learning_rate)
     if data is not None and run.is_dir() and _benchmark(data) is None:
         from pdpsgd.audit.own_data import own_target
 
-        rate = learning_rate or named_in(settings, "learning_rate") or 1.0
-        target = own_target(plan, Path(data), run, learning_rate=rate, seed=seed)
+        with screen.bars() as progress:
+            target = own_target(
+                Path(data),
+                run,
+                optimization=optimization,
+                people_file=people_file,
+                seed=seed,
+                progress=progress,
+            )
     elif data is not None:
         target = target_of(
             plan,
@@ -163,7 +181,7 @@ def audit(
             model=model or named_in(settings, "model"),
             activation=None if model else named_in(settings, "activation"),
             preset=named_in(settings, "preset"),
-            learning_rate=learning_rate or named_in(settings, "learning_rate") or 1.0,
+            learning_rate=optimization,
             folder=data_folder,
             run_folder=run if run.is_dir() else None,
         )
@@ -185,8 +203,13 @@ def audit(
     screen.say(result.summary())
     if target is None:
         screen.say("Audited: the mechanism alone. With --data, the network and its training too.")
-    elif named_in(settings, "augment"):
-        screen.say(f"Audited without the run's augmentation ({settings['augment']}): records as they are.")
+    else:
+        for sentence in (*target.notes, *([] if note is None else [note])):
+            screen.say(sentence)
+        if named_in(settings, "augment"):
+            screen.say(
+                f"Audited without the run's augmentation ({settings['augment']}): records as they are."
+            )
     if chart is not None:
         _draw(result, chart)
         screen.say(f"Chart: {chart}")

@@ -99,15 +99,21 @@ class TrainedModel:
 
     def inputs_of(self, rows: Rows) -> Tensor:
         """Return what the network is given of these rows."""
-        known = self.description
-        if self._encoder is not None:
-            read = self._encoder.tokens if isinstance(self.network, AdaptedEncoder) else self._encoder.embed
-            return read(rows.texts)
-        return rows.inputs if known.features is None else features_of(known.features, rows.inputs)
+        if self.description.encoder is None:
+            return self.features_of(rows.inputs)
+        read = self.encoder.tokens if isinstance(self.network, AdaptedEncoder) else self.encoder.embed
+        return read(rows.texts)
+
+    def features_of(self, inputs: Tensor) -> Tensor:
+        """Return the fixed features that the network is given of inputs, or the inputs where there are none."""
+        known = self.description.features
+        return inputs if known is None else features_of(known, inputs)
 
     @cached_property
-    def _encoder(self) -> Encoder | None:
-        return None if self.description.encoder is None else encoder_of(self.description.encoder)
+    def encoder(self) -> Encoder:
+        """The encoder that reads texts for the network."""
+        assert self.description.encoder is not None  # asked for texts only
+        return encoder_of(self.description.encoder)
 
     def _warned(self, rows: Any) -> Iterator[Predictions]:
         remarks = Remarks()
