@@ -111,6 +111,16 @@ def test_two_runs_are_compared_on_people_outside_both_lists(january):
     said = " ".join(found.output.split())
     assert "By accuracy" in said
     assert "paired bootstrap" in said
+    page = (january / "comparison.html").read_text()
+    for words_of_page in (
+        "runs/jan",
+        "runs/feb",
+        "By tier",
+        "By age-band",
+        "paired bootstrap",
+        "verdict good",
+    ):
+        assert words_of_page in page
     groups = json.loads((january / "figures.json").read_text())["groups"]
     assert {"all", "class", "tier"} <= {group["kind"] for group in groups}
     of_january = json.loads((january / "runs" / "jan" / "public" / "result.json").read_text())["evaluation"]
@@ -125,6 +135,9 @@ def test_two_runs_are_compared_on_people_outside_both_lists(january):
     agreed = run(*words, "jan.csv", "--yes")
     assert agreed.exit_code == 0
     assert "Do not publish these figures" in " ".join(agreed.output.split())
+    page = (january / "comparison.html").read_text()
+    assert "Not to be published: some test people are on a run" in page
+    assert "verdict good" not in page
 
 
 @pytest.mark.parametrize(
@@ -142,6 +155,7 @@ def test_what_cannot_be_compared_is_named(january, words, message):
     assert message in " ".join(found.output.split())
 
 
+<<<<<<< HEAD
 def test_test_people_that_are_named_now_take_the_place_of_those_of_then(january):
     made = run(
         "train", "feb.csv", "--like", "runs/jan", "--test-share", 0.3, "--yes", "--run-folder", "runs/feb"
@@ -156,3 +170,35 @@ def test_two_kinds_of_test_people_at_once_are_refused(january):
     found = run("train", "feb.csv", "--schema", "schema.toml", "--test-share", 0.3, "--test-file", "test.csv")
     assert found.exit_code == 2
     assert "Expected --test-file (other people) or --test-share" in " ".join(found.output.split())
+=======
+def test_two_runs_that_predict_numbers_are_compared_in_the_unit_of_the_label(january):
+    for name, steps in (("jan", 10), ("feb", 40)):
+        table = (january / f"{name}.csv").read_text().replace("high", "55.5").replace("low", "20")
+        (january / f"{name}.csv").write_text(table)
+        how = ("--label", "income", "--id-column", "person", "--task", "regression", "--steps", steps)
+        made = run(
+            "train",
+            f"{name}.csv",
+            *how,
+            "--no-ledger",
+            "--no-report",
+            "--batch-size",
+            20,
+            "--run-folder",
+            f"runs/n-{name}",
+        )
+        assert made.exit_code == 0, made.output
+    test = (january / "test.csv").read_text().replace("high", "55.5").replace("low", "20")
+    (january / "test.csv").write_text(test)
+    words = ("compare", "runs/n-jan", "runs/n-feb", "--test-file", "test.csv")
+    found = run(*words, "--json", "figures.json", "--page", "numbers.html")
+    assert found.exit_code == 0, found.output
+    whole, *tiers = json.loads((january / "figures.json").read_text())["groups"]
+    assert [figure["name"] for figure in whole["figures"]] == ["RMSE", "MAE", "R^2"]
+    assert {group["kind"] for group in tiers} <= {"tier"}
+    assert 0 < whole["figures"][0]["first"] < 35.5  # in the unit of the label, whose range has this width
+    assert "in the unit of the label" in (january / "numbers.html").read_text()
+    mixed = run("compare", "runs/jan", "runs/n-feb", "--test-file", "test.csv")
+    assert mixed.exit_code == 2
+    assert "two models of one kind" in " ".join(mixed.output.split())
+>>>>>>> 8b0dbff (compare RUN RUN has a page with charts and intervals, and compares runs that predict numbers; compare takes --records-per-person)

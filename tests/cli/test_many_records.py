@@ -74,3 +74,26 @@ def test_images_with_repeated_ids(run: Callable[..., Any]) -> None:
     result = run("train", "images.npz", *tiers)
     assert result.exit_code == 0, result.output
     assert "40" in Path("other/public/plan.json").read_text()
+
+
+def test_mechanisms_are_compared_on_people_with_many_records(run: Callable[..., Any], mails: Path) -> None:
+    options = (
+        *TABLE,
+        "--delta-column",
+        "delta",
+        "--test-share",
+        "0.25",
+        "--steps",
+        "4",
+        "--batch-size",
+        "12",
+    )
+    few = ("--yes", "--mechanisms", "dp-sgd,pdp-sgd-exact", "--seeds", "1", "--json", "f.json", "--no-report")
+    refused = run("compare", mails, *options, *few)
+    assert refused.exit_code == 2
+    assert "--records-per-person" in said(refused)
+    result = run("compare", mails, *options, *few, "--records-per-person", "2")
+    assert result.exit_code == 0, result.output
+    found = json.loads(Path("f.json").read_text())
+    assert found["people"] + found["test_people"] == 120  # people, not their 155 records
+    assert found["settings"]["training"]["records_per_person"] == 2

@@ -108,3 +108,41 @@ def test_other_numbers_of_records_are_refused():
     first, second, truth = made_up(people=20)
     with pytest.raises(PdpsgdError, match="Expected finite outputs for all 20"):
         compare_models(("a", "b"), (first, second[:-1]), truth)
+
+
+def test_errors_of_numbers_are_those_of_scikit_learn_and_their_intervals_those_of_theory():
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+    from pdpsgd.training.model_comparison import compare_numbers
+
+    random = np.random.default_rng(0)
+    truth = random.normal(50, 10, 3000)
+    first, second = (truth + random.normal(0, spread, 3000) for spread in (5.0, 4.0))
+    made = compare_numbers(("a", "b"), (first, second), truth, groups={"half": ["x", "y"] * 1500})
+    found = {figure.name: figure for figure in made.groups[0].figures}
+    for answers, at in ((first, "first"), (second, "second")):
+        expected = {
+            "RMSE": mean_squared_error(truth, answers) ** 0.5,
+            "MAE": mean_absolute_error(truth, answers),
+            "R^2": r2_score(truth, answers),
+        }
+        for name, value in expected.items():
+            assert getattr(found[name], at) == pytest.approx(value, rel=1e-9), name
+    gap = np.abs(second - truth) - np.abs(first - truth)
+    width = found["MAE"].high - found["MAE"].low
+    assert width == pytest.approx(2 * 1.96 * gap.std() / np.sqrt(3000), rel=0.1)
+    assert all(figure.verdict == "second is better" for figure in found.values())
+    assert "b is better" in made.answer()
+    assert [group.name for group in made.groups] == ["all", "x", "y"]
+    same = compare_numbers(("a", "b"), (first, first), truth)
+    assert "no difference is shown" in same.answer()
+
+
+def test_numbers_without_spread_have_no_r_squared_and_others_are_refused():
+    from pdpsgd.training.model_comparison import compare_numbers
+
+    flat = np.full(20, 3.0)
+    made = compare_numbers(("a", "b"), (flat + 1, flat + 2), flat)
+    assert [figure.name for figure in made.groups[0].figures] == ["RMSE", "MAE"]
+    with pytest.raises(PdpsgdError, match="finite predictions"):
+        compare_numbers(("a", "b"), (flat, flat * np.nan), flat)

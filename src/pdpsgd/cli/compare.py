@@ -37,6 +37,7 @@ LEARNING = (
     "schedule",
     "weight_average",
     "loss",
+    "records_per_person",
     "max_physical_batch_size",
 )
 
@@ -84,7 +85,8 @@ def compare(
     """Train several mechanisms on the same data, people and seeds, and put them side by side.
 
     Given two run folders instead, put their finished models side by side on the people in --test-file, who have to be
-    outside both lists: accuracy, balanced accuracy, AUC and log loss, in all and by tier, class and subgroup.
+    outside both lists: accuracy, balanced accuracy, AUC and log loss (RMSE, MAE and R^2 of numbers), in all and by
+    tier, class and subgroup.
 
     \b
     Examples:
@@ -100,7 +102,7 @@ def compare(
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if are_runs(what):
-        compare_runs(what, records, people, by=by, yes=yes, screen=screen)
+        compare_runs(what, records, people, by=by, page=page if report else None, yes=yes, screen=screen)
         return
     if by is not None:
         fail("Expected --by with two runs, whose models are compared by subgroup. Got it with data.")
@@ -108,7 +110,9 @@ def compare(
     shared.check_output(page, "--page")
     if seeds < 1:
         fail(f"Expected --seeds >= 1. Got {seeds}.")
-    inputs = read_inputs(data, with_task_of(records, options), people)
+    inputs = read_inputs(
+        data, with_task_of(records, options), people, records_per_person=options.records_per_person
+    )
     if inputs.test_data is None or inputs.budgets is None:
         fail("Expected test people, to compare by: give --test-file or --test-share. Got none.")
     check_other_people(inputs)
@@ -132,6 +136,7 @@ def compare(
             test_data=tested,
             test_tiers=None if inputs.test_tiers is None else [str(tier) for tier in inputs.test_tiers],
             record_ids=inputs.record_ids,
+            test_ids=None if options.records_per_person is None else inputs.test_ids,
             seeds=range(first_seed, first_seed + seeds),
             plan_options={**{name: getattr(options, name) for name in PLANNING}, "max_grad_norm": norm},
             training={**{name: getattr(options, name) for name in LEARNING}, **of_task},

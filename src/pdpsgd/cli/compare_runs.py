@@ -38,6 +38,7 @@ def compare_runs(
     people: ListOptions,
     *,
     by: str | None,
+    page: Path | None,
     yes: bool,
     screen: shared.Screen,
 ) -> None:
@@ -48,38 +49,85 @@ def compare_runs(
         records: With the test people's file.
         people: Names of columns with budgets.
         by: Columns of the file that name subgroups.
+        page: The file of the report page; None for none.
         yes: Whether figures on people of the runs' lists are agreed to.
         screen: Where to say it.
     """
-    from pdpsgd.training.model_comparison import METHOD, compare_models
+    from pdpsgd.training.model_comparison import METHOD
     from pdpsgd.training.predict import load_run
 
     if records.test_file is None:
         fail("Expected --test-file, the people to compare two runs on. Got none.")
+    if page is not None:
+        shared.check_output(page, "--page")
     models = [load_run(run) for run in runs]
-    if any(model.description.task != "classification" for model in models):
-        fail("Expected two models of classes. Got one of numbers: their errors are on the pages of the runs.")
-    names = [model.classes for model in models]
-    if sorted(names[0]) != sorted(names[1]):
-        fail(f"Expected two runs with the same classes. Got {list(names[0])} and {list(names[1])}.")
+    tasks = [model.description.task for model in models]
+    if tasks[0] != tasks[1]:
+        fail(f"Expected two models of one kind. Got one for {tasks[0]} and one for {tasks[1]}.")
     read = [_test_people(model, records, people) for model in models]
     if not np.array_equal(read[0].ids, read[1].ids):
         fail("Expected both runs to read the same people from the test file. Got different ones.")
-    notes = _check_outside(runs, read[0], yes=yes)
+    notes, on_lists = _check_outside(runs, read[0], yes=yes)
+    more = {
+        "people": read[0].ids.tolist(),
+        "groups": _groups(records.test_file, read[0], people, by),
+        "notes": notes,
+        "on_lists": on_lists,
+    }
+    of_task = _numbers if tasks[0] == "regression" else _classes
+    made = of_task(runs, models, read, more)
+    _show(made, screen)
+    screen.say(METHOD)
+    if page is not None:
+        from pdpsgd.reporting.models import models_page
+
+        shared.write_file(page, models_page(made, runs, test_file=str(records.test_file)))
+        screen.say(f"Report: {page}")
+    screen.write_json(shared.dump(made.to_dict()))
+
+
+def _classes(
+    runs: Sequence[str], models: Sequence[TrainedModel], read: Sequence[PeopleData], more: dict[str, Any]
+) -> ModelComparison:
+    """Compare two models of classes."""
+    from pdpsgd.training.model_comparison import compare_models
+
+    names = [model.classes for model in models]
+    if sorted(names[0]) != sorted(names[1]):
+        fail(f"Expected two runs with the same classes. Got {list(names[0])} and {list(names[1])}.")
     order = [names[1].index(name) for name in names[0]]
     outputs = [_outputs(model, data) for model, data in zip(models, read, strict=True)]
-    made = compare_models(
+    return compare_models(
         (str(runs[0]), str(runs[1])),
         (outputs[0], outputs[1] if outputs[1].shape[1] == 1 else outputs[1][:, order]),
         read[0].targets.numpy().astype(np.int64),
-        people=read[0].ids.tolist(),
-        groups=_groups(records.test_file, read[0], people, by),
         class_names=names[0],
-        notes=notes,
+        **more,
     )
-    _show(made, screen)
-    screen.say(METHOD)
-    screen.write_json(shared.dump(made.to_dict()))
+
+
+def _numbers(
+    runs: Sequence[str], models: Sequence[TrainedModel], read: Sequence[PeopleData], more: dict[str, Any]
+) -> ModelComparison:
+    """Compare two models of numbers, in the unit of the label."""
+    from pdpsgd.training.model_comparison import compare_numbers
+    from pdpsgd.training.regression import in_range
+
+    known = [model.description for model in models]
+    if known[0].label != known[1].label:
+        fail(f"Expected two runs that predict the same label. Got {known[0].label!r} and {known[1].label!r}.")
+    limits = [each.label_range for each in known]
+    if limits[0] != limits[1]:
+        fail(
+            f"Expected two runs with the same label range, to know what is right. Got {limits[0]} and {limits[1]}: "
+            "labels outside of a run's range count as its nearer end."
+        )
+    answers = [
+        in_range(_raw(model, data).reshape(len(data.targets)), limits[0]).double().numpy()
+        for model, data in zip(models, read, strict=True)
+    ]
+    truth = in_range(read[0].targets, limits[0]).double().numpy().reshape(-1)
+    return compare_numbers((str(runs[0]), str(runs[1])), (answers[0], answers[1]), truth, **more)
 
 
 def _test_people(model: TrainedModel, records: DataOptions, people: ListOptions) -> PeopleData:
@@ -98,23 +146,27 @@ def _test_people(model: TrainedModel, records: DataOptions, people: ListOptions)
     )
 
 
-def _outputs(model: TrainedModel, data: PeopleData) -> Any:
-    """Return calibrated logits, in two dimensions."""
+def _raw(model: TrainedModel, data: PeopleData) -> Any:
+    """Return what the network says of the records."""
     from pdpsgd.data.rows import Rows
 
-    known = model.description
-    outputs = model.outputs(model.inputs_of(Rows(data.inputs, texts=data.texts)))
+    return model.outputs(model.inputs_of(Rows(data.inputs, texts=data.texts)))
+
+
+def _outputs(model: TrainedModel, data: PeopleData) -> Any:
+    """Return calibrated logits, in two dimensions."""
+    known, outputs = model.description, _raw(model, data)
     if known.calibration is not None:
         outputs = known.calibration.apply(outputs)
     return outputs.reshape(len(outputs), -1).numpy()
 
 
-def _check_outside(runs: Sequence[str], tested: PeopleData, *, yes: bool) -> list[str]:
-    """Refuse test people who are on a run's list, unless somebody agrees; say what it costs them."""
+def _check_outside(runs: Sequence[str], tested: PeopleData, *, yes: bool) -> tuple[list[str], bool]:
+    """Refuse test people who are on a run's list, unless somebody agrees; say what it costs, and whether there are."""
     from pdpsgd.budgets.readers import read_columns
     from pdpsgd.training.run_folder import RunFolder
 
-    notes = []
+    notes, found = [], False
     for run in runs:
         promises = RunFolder(run).promises
         if promises is None or not tested.named:
@@ -132,8 +184,9 @@ def _check_outside(runs: Sequence[str], tested: PeopleData, *, yes: bool) -> lis
         )
         if not yes:
             fail(f"Expected test people outside both lists. Got others: {cost}. --yes goes on nevertheless.")
+        found = True
         notes.append(f"{cost}. Do not publish these figures.")
-    return notes
+    return notes, found
 
 
 def _groups(file: Path, tested: PeopleData, people: ListOptions, by: str | None) -> dict[str, list[str]]:
@@ -167,17 +220,14 @@ def _show(made: ModelComparison, screen: shared.Screen) -> None:
     for group in made.groups:
         named = "all" if group.kind == "all" else f"{group.kind} {group.name}"
         for index, figure in enumerate(group.figures):
-            form = "{:+.3f}" if figure.name in ("AUC", "log loss") else "{:+.1%}"
-            plain = form.replace("+", "")
             sure = "" if figure.verdict.startswith("no") else " *"
-            span = f"{form.format(figure.low)} to {form.format(figure.high)}"
             table.add_row(
                 named if index == 0 else "",
                 f"{group.people:,}" if index == 0 else "",
                 figure.name.replace("balanced accuracy", "balanced"),
-                plain.format(figure.first),
-                plain.format(figure.second),
-                f"{form.format(figure.difference)} ({span}){sure}",
+                figure.text(figure.first),
+                figure.text(figure.second),
+                f"{figure.change(figure.difference).removesuffix(' points')} ({figure.interval}){sure}",
                 end_section=index == len(group.figures) - 1,
             )
     screen.say(f"1st: {made.names[0]}, 2nd: {made.names[1]}; * where the interval does not contain 0.")

@@ -193,6 +193,7 @@ def compare(
     test_data: tuple[Any, Any],
     test_tiers: Sequence[str] | None = None,
     record_ids: Any = None,
+    test_ids: Any = None,
     seeds: Sequence[int] = (0, 1, 2),
     plan_options: Mapping[str, Any] | None = None,
     options_of: Mapping[str, Mapping[str, Any]] | None = None,
@@ -206,7 +207,8 @@ def compare(
     """Plan once for each mechanism, train it with every seed, evaluate on the same test people.
 
     `make_model(seed)` gives a fresh network, the same for the same seed. `plan_options` go to `plan`,
-    `training` to `fit`; `options_of[mechanism]` overrides either for one mechanism.
+    `training` to `fit`; `options_of[mechanism]` overrides either for one mechanism. `test_ids` name the person of each
+    test record, where people have many.
     """
     from pdpsgd.training.versions import versions
 
@@ -234,6 +236,7 @@ def compare(
                 test_data=test_data,
                 test_tiers=test_tiers,
                 record_ids=record_ids,
+                test_ids=test_ids,
                 seeds=seeds,
                 progress=progress,
             )
@@ -244,7 +247,7 @@ def compare(
         model=model_name,
         classes=tuple(classes),
         people=len(budgets),
-        test_people=len(test_data[0]),
+        test_people=len(test_data[0] if test_ids is None else set(test_ids.tolist())),
         outcomes=tuple(outcomes),
         settings=settings,
         versions=versions(),
@@ -361,6 +364,7 @@ def _outcome(
     test_data: Any,
     test_tiers: Sequence[str] | None,
     record_ids: Any,
+    test_ids: Any,
     progress: Callable[[str, int, int], None] | None,
 ) -> Outcome:
     from pdpsgd.planning.plan_table import allowed_and_used
@@ -384,6 +388,7 @@ def _outcome(
                 record_ids=record_ids,
                 test_data=test_data,
                 test_tiers=test_tiers,
+                test_ids=test_ids,
                 seed=seed,
                 progress=False,
                 **{"evaluate_every": max(1, made.steps // 20), **training},

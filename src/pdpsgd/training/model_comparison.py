@@ -7,15 +7,22 @@ are drawn within the group. The seed is fixed, so a comparison repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax
 
 from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.errors import fail
+from pdpsgd.training.paired_measures import (
+    HIGHER_IS_BETTER,
+    OF_CLASSES,
+    OF_NUMBERS,
+    OF_ONE_CLASS,
+    SHARES,
+    Measure,
+)
 from pdpsgd.training.probability_figures import as_logits
 
 DRAWS, AT_ONCE, SEED = 2000, 100, 0
@@ -24,10 +31,6 @@ METHOD = (
     "of other people like these, not of other training runs: with other noise, both models would be others."
 )
 SMALLEST_GROUP = 10
-HIGHER_IS_BETTER = {"accuracy": True, "balanced accuracy": True, "AUC": True, "log loss": False}
-
-Weights = FloatArray
-Measure = Callable[[FloatArray, IntArray], Callable[[Weights], FloatArray]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,24 @@ class Figure:
     def difference(self) -> float:
         """The second model's figure less the first's."""
         return self.second - self.first
+
+    def text(self, value: float) -> str:
+        """Write a value of this figure."""
+        if self.name in SHARES:
+            return f"{value:.1%}"
+        return f"{value:.4g}" if self.name in ("RMSE", "MAE") else f"{value:.3f}"
+
+    def change(self, value: float) -> str:
+        """Write a difference, with its sign; of shares in points."""
+        if self.name in SHARES:
+            return f"{100 * value:+.1f} points"
+        return f"{value:+.4g}" if self.name in ("RMSE", "MAE") else f"{value:+.3f}"
+
+    @property
+    def interval(self) -> str:
+        """The interval of the difference, in words."""
+        low, high = self.change(self.low).removesuffix(" points"), self.change(self.high)
+        return f"{low} to {high}"
 
     @property
     def verdict(self) -> str:
@@ -72,18 +93,22 @@ class ModelComparison:
     names: tuple[str, str]
     groups: tuple[Group, ...]
     notes: tuple[str, ...] = ()
+    on_lists: bool = False
+    """Whether some test people are on a run's list, whose records these figures would give away."""
+
+    @property
+    def main(self) -> tuple[Figure, Figure]:
+        """The figures that decide: accuracy and log loss, or the two errors."""
+        known = {figure.name: figure for figure in self.groups[0].figures}
+        one, other = ("accuracy", "log loss") if "accuracy" in known else ("RMSE", "MAE")
+        return known[one], known[other]
 
     def answer(self) -> str:
-        """Say whether the second model is better, by accuracy and by log loss."""
-        figures = {figure.name: figure for figure in self.groups[0].figures}
+        """Say whether the second model is better, by accuracy and log loss, or by both errors."""
         said = []
-        for name in ("accuracy", "log loss"):
-            figure = figures[name]
-            in_points = 100 if name == "accuracy" else 1
-            change = (
-                f"{in_points * figure.difference:+.3g}{' points' if name == 'accuracy' else ''} "
-                f"(95 % interval {in_points * figure.low:+.3g} to {in_points * figure.high:+.3g})"
-            )
+        for figure in self.main:
+            name = figure.name
+            change = f"{figure.change(figure.difference)} (95 % interval {figure.interval})"
             better = {"second is better": self.names[1], "first is better": self.names[0]}.get(figure.verdict)
             shown = "no difference is shown" if better is None else f"{better} is better"
             said.append(f"By {name} {shown}: {change}.")
@@ -105,6 +130,27 @@ class ModelComparison:
         }
 
 
+def compare_numbers(
+    names: tuple[str, str],
+    answers: tuple[FloatArray, FloatArray],
+    truth: FloatArray,
+    *,
+    people: Sequence[Any] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    notes: Sequence[str] = (),
+    on_lists: bool = False,
+) -> ModelComparison:
+    """Compare two models that predict numbers; for the arguments see `compare_models`."""
+    for each in answers:
+        if len(each) != len(truth) or not np.isfinite(each).all():
+            fail(
+                f"Expected finite predictions for all {len(truth):,} test records. Got {len(each):,} or others."
+            )
+    kinds = {kind: (of, OF_NUMBERS) for kind, of in (groups or {}).items()}
+    made = _all_groups(answers, truth, people, OF_NUMBERS, kinds)
+    return ModelComparison(names, made, tuple(notes), on_lists)
+
+
 def compare_models(
     names: tuple[str, str],
     outputs: tuple[FloatArray, FloatArray],
@@ -114,6 +160,7 @@ def compare_models(
     groups: Mapping[str, Sequence[str]] | None = None,
     class_names: Sequence[str] = (),
     notes: Sequence[str] = (),
+    on_lists: bool = False,
 ) -> ModelComparison:
     """Compare two models by what they say of the same test records.
 
@@ -125,6 +172,7 @@ def compare_models(
         groups: For each kind of group (tier, sex), the group of each record.
         class_names: Names of the classes.
         notes: What a reader must be told.
+        on_lists: Whether some test people are on a run's list.
 
     Returns:
         Figures for all, by class, and by each kind of group.
@@ -138,32 +186,45 @@ def compare_models(
             fail(
                 f"Expected finite outputs for all {len(classes):,} test records. Got {len(each):,} or others."
             )
-    persons = np.arange(len(classes)) if people is None else np.unique(people, return_inverse=True)[1]
     labels = [str(class_names[c]) if c < len(class_names) else str(c) for c in range(logits[0].shape[1])]
-    kinds = {"class": [labels[c] for c in classes], **(groups or {})}
-    made = [_group("all", "all", np.arange(len(classes)), logits, classes, persons, MEASURES)]
-    for kind, membership in kinds.items():
-        measures = OF_ONE_CLASS if kind == "class" else MEASURES
-        for name in dict.fromkeys(sorted(map(str, membership))):
-            rows = np.flatnonzero(np.asarray([str(each) for each in membership]) == name)
+    kinds = {"class": ([labels[c] for c in classes], OF_ONE_CLASS)}
+    kinds |= {kind: (list(of), OF_CLASSES) for kind, of in (groups or {}).items()}
+    made = _all_groups(logits, classes, people, OF_CLASSES, kinds)
+    return ModelComparison(names, made, tuple(notes), on_lists)
+
+
+def _all_groups(
+    outputs: tuple[FloatArray, ...],
+    truth: Any,
+    people: Sequence[Any] | None,
+    measures: Mapping[str, Measure],
+    kinds: Mapping[str, tuple[Sequence[str], Mapping[str, Measure]]],
+) -> tuple[Group, ...]:
+    """Compute the figures on all, and on each group of each kind that is large enough."""
+    persons = np.arange(len(truth)) if people is None else np.unique(people, return_inverse=True)[1]
+    made = [_group("all", "all", np.arange(len(truth)), outputs, truth, persons, measures)]
+    for kind, (membership, own) in kinds.items():
+        named = np.asarray([str(each) for each in membership])
+        for name in sorted(set(named.tolist())):
+            rows = np.flatnonzero(named == name)
             if len(np.unique(persons[rows])) >= SMALLEST_GROUP:
-                made.append(_group(kind, name, rows, logits, classes, persons, measures))
-    return ModelComparison(names, tuple(made), tuple(notes))
+                made.append(_group(kind, name, rows, outputs, truth, persons, own))
+    return tuple(made)
 
 
 def _group(
     kind: str,
     name: str,
     rows: IntArray,
-    logits: tuple[FloatArray, ...],
-    classes: IntArray,
+    outputs: tuple[FloatArray, ...],
+    truth: Any,
     persons: IntArray,
     measures: Mapping[str, Measure],
 ) -> Group:
     """Compute the figures on some records."""
     of_row = np.unique(persons[rows], return_inverse=True)[1]
     count = int(of_row.max()) + 1
-    made = {key: [measure(each[rows], classes[rows]) for each in logits] for key, measure in measures.items()}
+    made = {key: [measure(each[rows], truth[rows]) for each in outputs] for key, measure in measures.items()}
     once = np.ones((1, len(rows)))
     values = {key: [float(each(once)[0]) for each in pair] for key, pair in made.items()}
     random = np.random.default_rng(SEED)
@@ -174,67 +235,8 @@ def _group(
             drawn[key].append(second(weights) - first(weights))
     figures = []
     for key, (one, other) in values.items():
-        if not np.isnan([one, other]).any():
-            low, high = np.nanquantile(np.concatenate(drawn[key]), (0.025, 0.975))
+        differences = np.concatenate(drawn[key])
+        if not np.isnan([one, other]).any() and not np.isnan(differences).all():
+            low, high = np.nanquantile(differences, (0.025, 0.975))
             figures.append(Figure(key, one, other, float(low), float(high)))
     return Group(kind, name, count, tuple(figures))
-
-
-def _mean_of(values: FloatArray) -> Callable[[Weights], FloatArray]:
-    return lambda weights: weights @ values / weights.sum(1)
-
-
-def _accuracy(logits: FloatArray, classes: IntArray) -> Callable[[Weights], FloatArray]:
-    return _mean_of((logits.argmax(1) == classes).astype(np.float64))
-
-
-def _log_loss(logits: FloatArray, classes: IntArray) -> Callable[[Weights], FloatArray]:
-    return _mean_of(-log_softmax(logits, axis=1)[np.arange(len(classes)), classes])
-
-
-def _balanced(logits: FloatArray, classes: IntArray) -> Callable[[Weights], FloatArray]:
-    right = (logits.argmax(1) == classes).astype(np.float64)
-    present = [(classes == each).astype(np.float64) for each in np.unique(classes)]
-
-    def of(weights: Weights) -> FloatArray:
-        with np.errstate(invalid="ignore"):
-            recalls = [(weights @ (right * one)) / (weights @ one) for one in present]
-        return np.array([_known_mean(list(each)) for each in zip(*recalls, strict=True)])
-
-    return of
-
-
-def _auc(logits: FloatArray, classes: IntArray) -> Callable[[Weights], FloatArray]:
-    """Area under the ROC curve, for more than two classes the mean of each against all others; ties count half."""
-    two = logits.shape[1] == 2
-    present = [1] if two else [int(each) for each in np.unique(classes)]
-    scores = {each: logits[:, 1] - logits[:, 0] if two else logits[:, each] for each in present}
-    places = {each: np.unique(values, return_inverse=True)[1] for each, values in scores.items()}
-
-    def of(weights: Weights) -> FloatArray:
-        return np.array([_known_mean([_area(w, places[c], classes == c) for c in present]) for w in weights])
-
-    return of
-
-
-def _known_mean(values: list[float]) -> float:
-    """Return the mean of those values that are known; not a number where none is."""
-    known = [value for value in values if not np.isnan(value)]
-    return sum(known) / len(known) if known else float("nan")
-
-
-def _area(weights: FloatArray, places: IntArray, positive: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
-    above = np.bincount(places, weights * positive)
-    below = np.bincount(places, weights * ~positive)
-    pairs = above.sum() * below.sum()
-    return float(above @ (below.cumsum() - below / 2) / pairs) if pairs else float("nan")
-
-
-MEASURES: dict[str, Measure] = {
-    "accuracy": _accuracy,
-    "balanced accuracy": _balanced,
-    "AUC": _auc,
-    "log loss": _log_loss,
-}
-OF_ONE_CLASS: dict[str, Measure] = {"accuracy": _accuracy, "log loss": _log_loss}
-"""Of one class alone, accuracy is its recall."""

@@ -23,6 +23,7 @@ from pdpsgd.reporting.charts.plans import (
     spending_chart,
 )
 from pdpsgd.reporting.charts.results import (
+    differences_chart,
     interval,
     lines_chart,
     reliability_chart,
@@ -43,6 +44,7 @@ __all__ = [
     "Palette",
     "Rows",
     "budgets_chart",
+    "differences_chart",
     "epsilon_title",
     "interval",
     "level_name",

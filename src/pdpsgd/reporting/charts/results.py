@@ -108,6 +108,32 @@ def shares_chart(rows: Rows, palette: Palette, *, x_title: str) -> Chart:
     return (spans + dots).properties(height=max(90, (14 + 12 * len(names)) * len(groups)))
 
 
+def differences_chart(rows: Rows, palette: Palette, *, x_title: str, percent: bool) -> Chart:
+    """Draw differences of groups with 95 % intervals, and the line of no difference.
+
+    `rows` have group, series, value, low, high and people; of shares, differences are in percent.
+    """
+    alt = altair_module()
+    groups = [row["group"] for row in rows]
+    form = "+.1%" if percent else "+.4~g"
+    base = alt.Chart(data_of(rows)).encode(
+        y=alt.Y("group:N", sort=groups, title=None),
+        tooltip=[
+            "group:N",
+            "series:N",
+            *(alt.Tooltip(f"{name}:Q", format=form) for name in ("value", "low", "high")),
+            alt.Tooltip("people:Q", format=","),
+        ],
+    )
+    x = alt.X(
+        "low:Q", title=x_title, axis=alt.Axis(format="%" if percent else "~g"), scale=alt.Scale(nice=True)
+    )
+    spans = base.mark_rule(strokeWidth=2, opacity=0.55, color=palette.accent).encode(x=x, x2="high:Q")
+    dots = base.mark_circle(size=70, opacity=1, color=palette.accent).encode(x="value:Q")
+    none = alt.Chart(data_of([{"zero": 0}])).mark_rule(strokeDash=[4, 3], opacity=0.6).encode(x="zero:Q")
+    return (none + spans + dots).properties(height=max(90, 26 * len(groups)))
+
+
 def reliability_chart(rows: Rows, palette: Palette) -> Chart:
     """Draw shares that were found against what was said, with the line on which both are the same.
 
