@@ -116,7 +116,7 @@ def test_two_runs_are_compared_on_people_outside_both_lists(january):
         "runs/jan",
         "runs/feb",
         "By tier",
-        "By age-band",
+        "By class",
         "paired bootstrap",
         "verdict good",
     ):
