@@ -155,7 +155,6 @@ def test_what_cannot_be_compared_is_named(january, words, message):
     assert message in " ".join(found.output.split())
 
 
-<<<<<<< HEAD
 def test_test_people_that_are_named_now_take_the_place_of_those_of_then(january):
     made = run(
         "train", "feb.csv", "--like", "runs/jan", "--test-share", 0.3, "--yes", "--run-folder", "runs/feb"
@@ -170,23 +169,15 @@ def test_two_kinds_of_test_people_at_once_are_refused(january):
     found = run("train", "feb.csv", "--schema", "schema.toml", "--test-share", 0.3, "--test-file", "test.csv")
     assert found.exit_code == 2
     assert "Expected --test-file (other people) or --test-share" in " ".join(found.output.split())
-=======
+
+
 def test_two_runs_that_predict_numbers_are_compared_in_the_unit_of_the_label(january):
     for name, steps in (("jan", 10), ("feb", 40)):
         table = (january / f"{name}.csv").read_text().replace("high", "55.5").replace("low", "20")
         (january / f"{name}.csv").write_text(table)
         how = ("--label", "income", "--id-column", "person", "--task", "regression", "--steps", steps)
-        made = run(
-            "train",
-            f"{name}.csv",
-            *how,
-            "--no-ledger",
-            "--no-report",
-            "--batch-size",
-            20,
-            "--run-folder",
-            f"runs/n-{name}",
-        )
+        more = ("--no-ledger", "--no-report", "--batch-size", 20, "--run-folder", f"runs/n-{name}")
+        made = run("train", f"{name}.csv", *how, *more)
         assert made.exit_code == 0, made.output
     test = (january / "test.csv").read_text().replace("high", "55.5").replace("low", "20")
     (january / "test.csv").write_text(test)
@@ -201,4 +192,3 @@ def test_two_runs_that_predict_numbers_are_compared_in_the_unit_of_the_label(jan
     mixed = run("compare", "runs/jan", "runs/n-feb", "--test-file", "test.csv")
     assert mixed.exit_code == 2
     assert "two models of one kind" in " ".join(mixed.output.split())
->>>>>>> 8b0dbff (compare RUN RUN has a page with charts and intervals, and compares runs that predict numbers; compare takes --records-per-person)
