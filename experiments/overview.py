@@ -64,7 +64,7 @@ further apart it is another row: see [IDP-SGD's benchmark](idp-benchmark.md), an
 | [features](features.md) | a linear model on wavelet features, not the paper's network |
 | [table-1-as-published](table-1-as-published.md) | the paper's set-up and bookkeeping, its cells beside ours |
 | [table-2](table-2.md) | run time, iterations, parameters |
-| [table-3](table-3.md) | Individualized PATE, soundly, beside `pdp-sgd-exact`: linear models, three seeds; the paper's CNNs, one |
+| [table-3](table-3.md) | Individualized PATE, soundly, beside `pdp-sgd-exact`: linear models, the paper's CNNs |
 | [idp-benchmark](idp-benchmark.md) | IDP-SGD's own benchmark, also with its own network |
 | [filter](filter.md) | individual filters beside `pdp-sgd-exact`, at equal compute |
 | [least-squares](least-squares.md) | personal least squares, with nothing tuned |
