@@ -58,6 +58,17 @@ def test_a_share_of_what_people_allow_is_not_called_what_they_allow(run_folder: 
         assert f"allow {allowed['allows'][0]:.4g}, share {level.epsilon:.4g}" in titles
 
 
+def test_whoever_withdrew_has_no_share_that_is_spent(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    tier = {**run.result["ledger"]["tiers"][0], "epsilon": 0.0, "share_before": 6e13, "share_this_run": 0.0}
+    lowered = {**run.result["ledger"]["tiers"][1], "share_before": 4.2, "share_this_run": 0.0}
+    ledger = {**run.result["ledger"], "tiers": [tier, lowered, *run.result["ledger"]["tiers"][2:]]}
+    said = words(run_page(replace(run, result={**run.result, "ledger": ledger})))
+    assert "nothing is allowed now" in said
+    assert "more than is allowed now" in said
+    assert "60000" not in said.replace(",", "")
+
+
 def test_without_a_ledger_the_promise_is_the_run_s(run_folder: Path) -> None:
     run = read_run(run_folder)
     alone = replace(run, plan=replace(run.plan, ledger=None), result={**run.result, "ledger": None})

@@ -27,7 +27,7 @@ def over_time_parts(ledger: Mapping[str, Any] | None) -> list[str]:
             _epsilon(tier["spent_before"]),
             _epsilon(tier["this_run"]),
             _epsilon(tier["left"]),
-            f"{tier['share_before'] + tier['share_this_run']:.0%}",
+            _share(tier),
         )
         for name, tier in zip(charts.tier_names(tiers), tiers, strict=True)
     ]
@@ -61,6 +61,14 @@ def over_time_parts(ledger: Mapping[str, Any] | None) -> list[str]:
         parts.code(f"pdpsgd ledger check --head {ledger['head']}"),
     ]
     return [part for part in said if part]
+
+
+def _share(tier: Mapping[str, Any]) -> str:
+    """Say how much of what is allowed is spent; whoever has lowered that, or withdrawn, may have spent more."""
+    spent = tier["share_before"] + tier["share_this_run"]
+    if float(tier["epsilon"]) == 0:
+        return "nothing is allowed now"
+    return f"{spent:.0%}" if spent <= 1 else "more than is allowed now"
 
 
 def _finite(tiers: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
