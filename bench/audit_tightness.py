@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.audit.canaries import add_canaries, tiers_of
 from pdpsgd.audit.conformance import ConformanceTest
 from pdpsgd.audit.dirac_canaries import dirac_steps, tensor_names

@@ -30,11 +30,11 @@ from experiments.advice_sets import PublicSet, load
 from pdpsgd.models.networks import count_parameters
 from pdpsgd.models.pretraining import start_at_zero
 from pdpsgd.planning.advice import choose_setting, rate_for
-from pdpsgd.training.calibration import fit_calibration
 from pdpsgd.training.components import schedule_of
 from pdpsgd.training.ensemble import WeightAverage
 from pdpsgd.training.presets import preset
 from pdpsgd.training.probability_figures import as_logits, probability_figures
+from pdpsgd.training.temperature import fit_calibration
 
 Array = npt.NDArray[Any]
 TABLES = ("breast-cancer", "digits", "mails", "synthetic-4000", "synthetic-20000-rare")

@@ -13,8 +13,8 @@ from functools import reduce
 import numpy as np
 
 from pdpsgd.accounting import Exposure
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.planning.plans import Plan
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from experiments.readings import READINGS, keeps_thresholds, provable_for_anybody
 from experiments.settings import Setting
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.planning.as_published import BOOKKEEPING, Claim, claims, plan_as_published

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pdpsgd import PdpsgdError
 from pdpsgd.accounting import Exposure
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.registry import accountant
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.planning.thresholds import (
     adaptive_loss,
     best_threshold,

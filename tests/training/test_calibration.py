@@ -15,15 +15,15 @@ from torch import nn
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.planning.rounds import Round
-from pdpsgd.training.calibration import Calibration, fit_calibration
 from pdpsgd.training.predict import load_run
-from pdpsgd.training.private_calibration import CalibrationLayer, PrivateCalibration, calibrating_steps
 from pdpsgd.training.probability_figures import (
     probability_figures,
     probability_sentences,
     reliability,
     stated,
 )
+from pdpsgd.training.temperature import Calibration, fit_calibration
+from pdpsgd.training.temperature_by_steps import CalibrationLayer, PrivateCalibration, calibrating_steps
 
 
 def softmax(logits):

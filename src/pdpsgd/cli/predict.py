@@ -13,7 +13,7 @@ from pdpsgd.errors import check_positive, fail
 from pdpsgd.training.options import OUTPUT
 
 if TYPE_CHECKING:
-    from pdpsgd.training.calibration import Calibration
+    from pdpsgd.training.temperature import Calibration
 
 AT_ONCE = 16_384
 

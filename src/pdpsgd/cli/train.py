@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pdpsgd._cache import cache_place
 from pdpsgd.cli import shared
 from pdpsgd.cli.agreement import confirm_without_promise
-from pdpsgd.cli.like import Like, command_record, differences
+from pdpsgd.cli.earlier_run import Like, command_record, differences
 from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.own_ledger import TrainingLedger, ledger_of, open_or_create
 from pdpsgd.cli.rehearsal import check_rehearsal, rehearse_run

@@ -16,9 +16,9 @@ import numpy as np
 
 from pdpsgd._typing import BoolArray, FloatArray, IntArray
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.history import Exposure
 from pdpsgd.accounting.registry import accountant as accountant_by_name
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.accounting.theorems import participation_for
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import PromiseBroken, check_one_of, fail

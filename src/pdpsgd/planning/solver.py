@@ -18,9 +18,9 @@ from scipy.optimize import brentq
 
 from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.base import Accountant
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
 from pdpsgd.accounting.gdp import delta_of_gaussian, total_mu
 from pdpsgd.accounting.history import Exposure, Past
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.planning.levels import Levels
 from pdpsgd.planning.rounds import Round

@@ -19,11 +19,11 @@ from pdpsgd._typing import FloatArray
 from pdpsgd.engine.batches import PhysicalBatch, call, to_device
 from pdpsgd.engine.records import Records, records_of
 from pdpsgd.errors import fail
-from pdpsgd.training.calibration import Calibration
 from pdpsgd.training.class_figures import area_under_curve, balanced_accuracy, majority_share
 from pdpsgd.training.components import Loss, is_of_logits, loss_of
 from pdpsgd.training.probability_figures import Probabilities, probability_figures
 from pdpsgd.training.regression import Errors, errors_of, in_range
+from pdpsgd.training.temperature import Calibration
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -21,8 +21,6 @@ from pdpsgd.ledger import Ledger
 from pdpsgd.models.networks import count_parameters
 from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
 from pdpsgd.training.booking import book, put_in_order_of, settle, under
-from pdpsgd.training.calibrating import BY_STEPS, calibration_of, check_calibration, outputs_of
-from pdpsgd.training.calibration import Calibration
 from pdpsgd.training.components import (
     Augment,
     Loss,
@@ -44,10 +42,12 @@ from pdpsgd.training.leftovers import plain_attributes, remove_leftovers
 from pdpsgd.training.model_description import ModelDescription, NetworkDescription
 from pdpsgd.training.options import TrainingOptions
 from pdpsgd.training.other_people import check_other_people
-from pdpsgd.training.private_calibration import PrivateCalibration
+from pdpsgd.training.probability_calibration import BY_STEPS, calibration_of, check_calibration, outputs_of
 from pdpsgd.training.run_folder import RunFolder
 from pdpsgd.training.start import Start, find_start
 from pdpsgd.training.tasks import with_task
+from pdpsgd.training.temperature import Calibration
+from pdpsgd.training.temperature_by_steps import PrivateCalibration
 from pdpsgd.training.trainer import HeldOutPeople, Trainer
 from pdpsgd.training.versions import versions
 

@@ -12,9 +12,9 @@ from pdpsgd.budgets.files import ANY, Nullable, OneOf, Optional, Range, check_sh
 from pdpsgd.data.preprocessing import Preprocessing
 from pdpsgd.data.schema import NOT_PRIVATE
 from pdpsgd.errors import fail
-from pdpsgd.training.calibration import Calibration
 from pdpsgd.training.file_shapes import ENCODER
 from pdpsgd.training.regression import TASKS
+from pdpsgd.training.temperature import Calibration
 
 if TYPE_CHECKING:
     from torch import nn

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pdpsgd.data.schema import Schema
-    from pdpsgd.training.calibration import Calibration
     from pdpsgd.training.components import Loss, Schedule
-    from pdpsgd.training.private_calibration import PrivateCalibration
+    from pdpsgd.training.temperature import Calibration
+    from pdpsgd.training.temperature_by_steps import PrivateCalibration
 
 STATE = {
     "settings": Each(ANY),

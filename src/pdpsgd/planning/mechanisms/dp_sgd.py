@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from pdpsgd._typing import IntArray
-from pdpsgd.accounting.calibration import smallest_noise_multiplier
+from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.planning.levels import Levels
 from pdpsgd.planning.mechanisms.base import Mechanism, Request, meet_targets
 from pdpsgd.planning.rounds import Round

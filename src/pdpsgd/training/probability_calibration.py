@@ -11,14 +11,14 @@ from torch import nn
 from pdpsgd.engine.batches import call
 from pdpsgd.engine.records import records_of
 from pdpsgd.errors import fail
-from pdpsgd.training.calibration import Calibration, fit_calibration
 from pdpsgd.training.components import is_of_logits
 from pdpsgd.training.evaluation import BATCH_SIZE, predictions
+from pdpsgd.training.temperature import Calibration, fit_calibration
 
 if TYPE_CHECKING:
     from pdpsgd.training.inputs import TrainingInputs
     from pdpsgd.training.options import TrainingOptions
-    from pdpsgd.training.private_calibration import PrivateCalibration
+    from pdpsgd.training.temperature_by_steps import PrivateCalibration
 
 BY_STEPS = "steps"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import fail
-from pdpsgd.training.calibration import Calibration
+from pdpsgd.training.temperature import Calibration
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
