@@ -14,6 +14,7 @@ from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.gradients._torch import pytree
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.recorder import Recorder, Site
+from pdpsgd.gradients.rules.effective_weight import EffectiveWeight
 from pdpsgd.gradients.rules.general import general_rule
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.gradients.shortcuts import pool, sequence
@@ -232,7 +233,13 @@ class _WholeModel:
 def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., Any]:
     original = module.forward
     if rule is None:
-        return lambda *args, **kwargs: general_rule(site, module, original, *args, **kwargs)
+        by_weight = EffectiveWeight(site, module, original)
+
+        def generally(*args: Any, **kwargs: Any) -> Any:
+            outputs = by_weight(*args, **kwargs)
+            return general_rule(site, module, original, *args, **kwargs) if outputs is None else outputs
+
+        return generally
     apply = rule.apply
 
     def by_rule(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,171 @@
+"""Layers that compute their weight from parameters: the usual rules, and one backward pass of that computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.rules import effective_weight
+from tests.gradients.test_groups import compare
+
+
+class Standardized(nn.Conv2d):
+    """A convolution whose kernels, and their bias, are standardized; asks for shapes."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert input.dim() == 4
+        assert input.shape[1] == input.size(1) == self.in_channels
+        mean = self.weight.mean((1, 2, 3), keepdim=True)
+        weight = (self.weight - mean) / (self.weight.std((1, 2, 3), keepdim=True) + 1e-5)
+        bias = None if self.bias is None else torch.tanh(self.bias)
+        return self._conv_forward(input, weight, bias)
+
+
+class Gated(nn.Linear):
+    """Its bias is used as it is, and its weight twice."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight * torch.sigmoid(self.weight), self.bias)
+
+
+class Sorted(nn.Linear):
+    """Computes its weight by something that is not done for many at once."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, Twice.apply(self.weight), self.bias)  # type: ignore[no-untyped-call]
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        if float(gradients[0].sum()) == 0.0:  # no number is known where many are done at once
+            return torch.zeros_like(gradients[0])
+        return 2 * gradients[0]
+
+
+BY_WEIGHT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "standardized": (lambda: Standardized(3, 4, 3, stride=2, padding=1, bias=False), (3, 7, 6)),
+    "standardized with bias": (lambda: Standardized(4, 6, (2, 3), groups=2), (4, 5, 6)),
+    "gated": (lambda: Gated(4, 3), (4,)),
+    "gated over positions": (lambda: Gated(4, 3), (5, 4)),
+    "one by one": (lambda: Sorted(4, 3), (4,)),
+    "weight norm": (lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 2, dilation=2)), (3, 8)),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), (4,)),
+    "spectral norm": (lambda: parametrizations.spectral_norm(nn.Conv3d(2, 3, 2)).eval(), (2, 3, 4, 3)),
+}
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often gradients were taken through a weight."""
+    found: list[int] = []
+    original = effective_weight._Use.gradients
+
+    def counted(*args: Any) -> Any:
+        found.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(effective_weight._Use, "gradients", counted)
+    return found
+
+
+@pytest.mark.parametrize("name", BY_WEIGHT)
+def test_gradients_go_through_the_weight(name: str, oracle: Any, passes: list[int]) -> None:
+    build, shape = BY_WEIGHT[name]
+    oracle.check(build().double(), torch.randn(4, *shape, dtype=torch.float64))
+    assert passes
+
+
+@pytest.mark.parametrize("name", BY_WEIGHT)
+def test_a_persons_records_are_added_up(name: str, oracle: Any) -> None:
+    build, shape = BY_WEIGHT[name]
+    compare(oracle, build(), torch.randn(7, *shape), [1, 4, 2], reduction="sum", tolerance=4e-5)
+
+
+class Scaled(Gated):
+    """Has a parameter besides."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.gain = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.gain * super().forward(input)
+
+
+class OfInputs(nn.Linear):
+    """Its weight depends on what it is given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight * input.detach().square().mean(), self.bias)
+
+
+class Branching(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight if float(input.sum()) > 0 else -self.weight
+        return F.linear(input, weight, self.bias)
+
+
+class UsedTwice(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight) + F.linear(input, torch.tanh(self.weight), self.bias)
+
+
+class Shifted(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input + 1, torch.tanh(self.weight), self.bias)
+
+
+@pytest.mark.parametrize("kind", [Scaled, OfInputs, Branching, UsedTwice, Shifted])
+def test_another_use_is_left_to_the_general_rule(
+    kind: Callable[..., nn.Module], oracle: Any, passes: list[int]
+) -> None:
+    module = kind() if kind is Scaled else kind(4, 3)
+    oracle.check(module.double(), torch.randn(5, 4, dtype=torch.float64))
+    assert not passes
+
+
+def test_a_try_that_fails_leaves_random_numbers_as_they_were() -> None:
+    class Dropping(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return F.dropout(input, 0.5) @ self.weight.t()
+
+    module, inputs = Dropping(40, 40), torch.randn(3, 40)
+    clipped = ClippedGradients(module)
+    outputs = []
+    for _ in range(2):  # the second time nothing is tried
+        torch.manual_seed(1)
+        outputs.append(module(inputs).detach())
+    clipped.remove()
+    assert torch.equal(*outputs)
+
+
+def test_a_parametrization_is_computed_once_for_all_examples(passes: list[int]) -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, weight: Tensor) -> Tensor:
+            self.calls += 1
+            return weight * 2
+
+    module = nn.Linear(3, 2)
+    nn.utils.parametrize.register_parametrization(module, "weight", counting := Counting())
+    clipped = ClippedGradients(module)
+    module(torch.randn(2, 3))  # the first pass also finds out what is batched
+    before = counting.calls
+    module(torch.randn(5, 3)).sum().backward()
+    assert counting.calls == before + 1
+    clipped.clipped_sum(torch.ones(5), loss_reduction="sum")
+    clipped.remove()
+    assert passes
