@@ -13,6 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pdpsgd
+from pdpsgd.audit.individual import audit_individual
 from pdpsgd.cli import app
 
 PEOPLE = 40
@@ -120,3 +121,14 @@ def test_a_seeded_loop_is_not_for_release_in_its_folder_either(tmp_path):
     result = pdpsgd.write_run(loop(seed=1), tmp_path / "own")
     assert not result.verdict.is_for_release
     assert json.loads((tmp_path / "own" / "public" / "result.json").read_text())["release_note"]
+
+
+def test_norms_that_an_own_loop_kept_are_private_and_can_be_audited(tmp_path):
+    pdpsgd.write_run(loop(keep_norms=True), tmp_path / "run")
+    assert "keep_norms" not in json.loads((tmp_path / "run" / "public" / "settings.json").read_text())
+    found = audit_individual(tmp_path / "run")
+    rows = list(csv.DictReader(found.path.read_text().splitlines()))
+    assert [row["id"] for row in rows] == [f"p{i}" for i in range(PEOPLE)]
+    assert all(float(row["individual_epsilon"]) <= float(row["proven_epsilon"]) for row in rows)
+    pdpsgd.write_run(loop(), tmp_path / "usual")
+    assert "private/norms.safetensors" not in files_of(tmp_path / "usual")

@@ -114,7 +114,7 @@ def _known(engine: PrivacyEngine) -> dict[str, Any]:
         "learning_rate": float(
             first.get("initial_lr", first["lr"])
         ),  # a scheduler keeps the one it began with
-        **engine.loop_options,
+        **{name: value for name, value in engine.loop_options.items() if name != "keep_norms"},
         "plan": without_people(engine.plan).digest,
         "date": date.today().isoformat(),
         **({} if reservation is None else {"ledger": reservation.description()}),
@@ -161,6 +161,8 @@ def _write(
     promised = _promised(engine)
     if promised is not None:
         place.write_promises(plan, promised)
+    if engine.individual_sums is not None:
+        place.write_norms(engine.individual_sums, plan)
     place.write_result(result.to_dict())
 
 
