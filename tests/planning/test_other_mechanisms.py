@@ -94,6 +94,15 @@ def test_in_proper_a_level_leaves_after_its_share_of_the_steps(case: str) -> Non
     assert efficiency(made) == pytest.approx(ceiling, rel=1e-3)
 
 
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "dp-sgd-exclude"])
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_uniform_plans_with_everybody_in_every_step_are_verified(mechanism: str, epsilon: float) -> None:
+    made = plan(Budgets([epsilon] * 100), mechanism, steps=STEPS, batch_size=100)
+    made.verify()
+    assert made.rounds[0].sample_rates == (1.0,)
+    assert (made.levels[0].proven_epsilon or 0.0) >= epsilon * (1 - 3e-4)
+
+
 def test_idp_scale_at_full_batch_reaches_the_ceiling() -> None:
     assert efficiency(full_batch(CASES["34/43/23"], "idp-scale")) == pytest.approx(1, abs=1e-3)
 

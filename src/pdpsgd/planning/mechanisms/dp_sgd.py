@@ -10,6 +10,7 @@ from pdpsgd._typing import IntArray
 from pdpsgd.accounting.smallest_noise import smallest_noise_multiplier
 from pdpsgd.planning.levels import Levels
 from pdpsgd.planning.mechanisms.base import Mechanism, Request, meet_targets
+from pdpsgd.planning.mechanisms.one_rate import VERIFIABLE
 from pdpsgd.planning.rounds import Round
 from pdpsgd.planning.solver import check_batch_size, usable_levels
 
@@ -21,9 +22,11 @@ def _rounds(request: Request) -> list[Round]:
     if request.noise_multiplier is not None or request.schedule is not None:
         return _as_one_level(request, usable)
     rate = request.batch_size / float(used.people.sum())
+    # With everybody in every step costs are exact, and the verifier's grid needs room.
+    target = float(used.epsilon.min()) * (1 - VERIFIABLE if rate == 1 else 1)
     sigma = max(
         smallest_noise_multiplier(
-            float(used.epsilon.min()),
+            target,
             float(used.delta.min()),
             sample_rate=rate,
             steps=request.steps,
