@@ -25,7 +25,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from pdpsgd._typing import WordArray
+from pdpsgd._typing import IntArray, WordArray
 from pdpsgd.sampling.words import BitGenerator
 
 PAIRS = 8
@@ -89,13 +89,13 @@ class _Workspace(threading.local):
     """Memory for the pairs of a block, kept: asking the system for it anew takes longer than the arithmetic."""
 
     def __init__(self) -> None:
-        self._floats, self._flags = np.empty((7, 0)), np.empty((2, 0), dtype=np.bool_)
+        self._floats, self._flags = np.empty((7, 0)), np.empty(0, dtype=np.bool_)
 
-    def take(self, pairs: int) -> tuple[list[_Floats], list[_Flags]]:
-        """Return seven arrays of numbers and two of flags."""
-        if self._floats.shape[1] < pairs:
-            self._floats, self._flags = np.empty((7, pairs)), np.empty((2, pairs), dtype=np.bool_)
-        return [row[:pairs] for row in self._floats], [row[:pairs] for row in self._flags]
+    def take(self, pairs: int) -> tuple[list[_Floats], _Flags]:
+        """Return seven arrays of numbers and one of flags."""
+        if len(self._flags) < pairs:
+            self._floats, self._flags = np.empty((7, pairs)), np.empty(pairs, dtype=np.bool_)
+        return [row[:pairs] for row in self._floats], self._flags[:pairs]
 
 
 _workspace = _Workspace()
@@ -111,34 +111,41 @@ def normals_of(words: WordArray, further: BitGenerator, *, scale: float) -> _Flo
     radius *= scale
     np.copyto(own.reshape(-1, PAIRS), in_groups[:, 1])
     numbers = np.empty((len(in_groups), 2, PAIRS))
-    coordinates = _turned(radius, own, [some for some in work if some is not radius], flags)
+    coordinates = _turned(radius, own, [some for some in work if some is not radius])
     for place, coordinate in enumerate(coordinates):
         np.copyto(numbers[:, place], coordinate.reshape(-1, PAIRS))
     return numbers.reshape(-1)
 
 
-def _radii(words: WordArray, further: BitGenerator, work: list[_Floats], flags: list[_Flags]) -> _Floats:
+def _radii(words: WordArray, further: BitGenerator, work: list[_Floats], flags: _Flags) -> _Floats:
     """Return sqrt(-2 ln u), in one of the arrays to work in."""
-    nearness, exponent, fraction, far, more, _ = work
-    is_upper, is_far = flags
-    signed, distance = words.view(np.int64), far.view(np.int64)
+    nearness, exponent, fraction, far, more, spare = work
+    signed, distance, is_upper = words.view(np.int64), far.view(np.int64), spare.view(np.int64)
     # The distance of u from 0 or, if that is nearer, from 1, in units of 2^-64.
-    np.right_shift(signed, 63, out=distance)
-    np.bitwise_xor(signed, distance, out=distance)
+    np.right_shift(signed, 63, out=is_upper)
+    np.bitwise_xor(signed, is_upper, out=distance)
     np.copyto(nearness, distance)
     nearness *= 2.0**-64
-    for place in np.flatnonzero(np.less(distance, 2**53, out=is_far)):
+    for place in np.flatnonzero(np.less(distance, 2**53, out=flags)):
         nearness[place] = continued(int(distance[place]), further)
     _split(nearness, exponent, fraction, more)
     # u = 1 - nearness = 2^-far (1 + f): f is exact.
-    np.less(signed, 0, out=is_upper)
-    np.copyto(far, np.greater_equal(nearness, NEAR_ONE, out=is_far))
-    np.copyto(exponent, far, where=is_upper)
+    np.copyto(far, np.greater_equal(nearness, NEAR_ONE, out=flags))
+    _replace(exponent, far, is_upper, more)
     nearness += np.multiply(nearness, far, out=more)
-    np.copyto(fraction, np.subtract(far, nearness, out=far), where=is_upper)
+    np.subtract(far, nearness, out=far)
+    _replace(fraction, far, is_upper, more)
     half = _minus_log(exponent, fraction, [nearness, far, more])
     half += half
     return np.sqrt(half, out=half)
+
+
+def _replace(values: _Floats, by: _Floats, where: IntArray, work: _Floats) -> None:
+    """Write one over the other where all bits are set, not where none is: many times faster than by a flag."""
+    bits, others, change = (some.view(np.int64) for some in (values, by, work))
+    np.bitwise_xor(bits, others, out=change)
+    change &= where
+    bits ^= change
 
 
 def continued(distance: int, further: BitGenerator) -> float:
@@ -176,9 +183,7 @@ def _minus_log(exponent: _Floats, fraction: _Floats, work: list[_Floats]) -> _Fl
     return exponent
 
 
-def _turned(
-    radius: _Floats, words: WordArray, work: list[_Floats], flags: list[_Flags]
-) -> tuple[_Floats, _Floats]:
+def _turned(radius: _Floats, words: WordArray, work: list[_Floats]) -> tuple[_Floats, _Floats]:
     """Return the two coordinates of a point at the radius, turned by the angle that the word says."""
     part, square, sine, cosine, more = work
     bits = more.view(np.uint64)
@@ -194,10 +199,14 @@ def _turned(
     cosine *= square
     cosine += 1.0
     cosine *= radius
-    swapped = np.not_equal(np.bitwise_and(words, np.uint64(1 << 61), out=bits), 0, out=flags[0])
-    np.copyto(part, sine)
-    np.copyto(sine, cosine, where=swapped)
-    np.copyto(cosine, part, where=swapped)
+    # The third bit says whether they change places: all bits of that are set, or none.
+    swapped, change = part.view(np.int64), square.view(np.int64)
+    np.left_shift(words.view(np.int64), 2, out=swapped)
+    swapped >>= 63
+    np.bitwise_xor(cosine.view(np.int64), sine.view(np.int64), out=change)
+    change &= swapped
+    for one in (cosine.view(np.int64), sine.view(np.int64)):
+        one ^= change
     np.bitwise_xor(first := cosine.view(np.uint64), np.bitwise_and(words, _SIGN, out=bits), out=first)
     np.left_shift(words, np.uint64(1), out=bits)
     np.bitwise_xor(second := sine.view(np.uint64), np.bitwise_and(bits, _SIGN, out=bits), out=second)

@@ -81,10 +81,11 @@ def add_noise(
         further: The step's words that continue a radius.
     """
     half = (1 << scale.shift) >> 1
+    room = np.empty(min(len(total), _BLOCK), dtype=np.int64)
     for start in range(0, len(total), _BLOCK):
         part = total[start : start + _BLOCK]
         noise = normals(words, further, len(part), scale=scale.deviation)
-        moved = np.rint(noise, out=noise).astype(np.int64)
+        np.copyto(moved := room[: len(part)], np.rint(noise, out=noise), casting="unsafe")
         moved += part
         moved += half
         moved >>= scale.shift  # floor(x / step + 1/2): the same for all multiples of the step
