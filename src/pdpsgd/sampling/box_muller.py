@@ -126,8 +126,8 @@ def _radii(words: WordArray, further: BitGenerator, work: list[_Floats], flags: 
     np.bitwise_xor(signed, is_upper, out=distance)
     np.copyto(nearness, distance)
     nearness *= 2.0**-64
-    for place in np.flatnonzero(np.less(distance, 2**53, out=flags)):
-        nearness[place] = continued(int(distance[place]), further)
+    places = np.flatnonzero(np.less(distance, 2**53, out=flags))
+    nearness[places] = _all_continued(distance[places].tolist(), further)
     _split(nearness, exponent, fraction, more)
     # u = 1 - nearness = 2^-far (1 + f): f is exact.
     np.copyto(far, np.greater_equal(nearness, NEAR_ONE, out=flags))
@@ -146,6 +146,14 @@ def _replace(values: _Floats, by: _Floats, where: IntArray, work: _Floats) -> No
     np.bitwise_xor(bits, others, out=change)
     change &= where
     bits ^= change
+
+
+def _all_continued(distances: list[int], further: BitGenerator) -> list[float]:
+    """Return `continued` of each, in order; nearly always one word each is enough, and all are read at once."""
+    if not all(distances):
+        return [continued(distance, further) for distance in distances]
+    words = further.random_raw(len(distances)).tolist()
+    return [math.ldexp(float(some << 64 | word), -128) for some, word in zip(distances, words, strict=True)]
 
 
 def continued(distance: int, further: BitGenerator) -> float:
