@@ -127,7 +127,23 @@ class Shifted(nn.Linear):
         return F.linear(input + 1, torch.tanh(self.weight), self.bias)
 
 
-@pytest.mark.parametrize("kind", [Scaled, OfInputs, Branching, UsedTwice, Shifted])
+class OfInputsInAList(nn.Linear):
+    """Its weight depends on what it is given, by a function that takes a list of tensors."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight * torch.stack([input]).detach().square().mean(), self.bias)
+
+
+class InPlace(nn.Linear):
+    """Adds to the outputs of its linear map where they stand."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        outputs = F.linear(input, torch.tanh(self.weight))
+        outputs += self.bias
+        return outputs
+
+
+@pytest.mark.parametrize("kind", [Scaled, OfInputs, OfInputsInAList, Branching, UsedTwice, Shifted, InPlace])
 def test_another_use_is_left_to_the_general_rule(
     kind: Callable[..., nn.Module], oracle: Any, passes: list[int]
 ) -> None:
@@ -149,6 +165,18 @@ def test_a_try_that_fails_leaves_random_numbers_as_they_were() -> None:
         outputs.append(module(inputs).detach())
     clipped.remove()
     assert torch.equal(*outputs)
+
+
+def test_a_weight_that_is_random_is_every_examples_own(passes: list[int]) -> None:
+    class Noisy(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return F.linear(input, F.dropout(self.weight, 0.5), self.bias)
+
+    clipped = ClippedGradients(module := Noisy(40, 40))
+    outputs = module(torch.ones(2, 40))
+    clipped.remove()
+    assert not torch.equal(*outputs)
+    assert not passes
 
 
 def test_a_parametrization_is_computed_once_for_all_examples(passes: list[int]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from pdpsgd.gradients._torch import is_eager
+from pdpsgd.gradients._torch import is_eager, pytree
 from pdpsgd.gradients.geometry import Geometry
 from pdpsgd.gradients.per_example import (
     Gradient,
@@ -74,12 +74,17 @@ class EffectiveWeight:
             found = None
         finally:
             recorder.paused = False
-        if found is None or found is not used.outputs:
+        if not isinstance(found, Tensor) or not used.gave(found) or _is_random(state):
             torch.set_rng_state(state)
             self._possible = False
             return None
         self._site.check_input(args, kwargs)
         return self._site.record(found, inputs, lambda gradient: used.gradients(gradient, leaves, self._site))
+
+
+def _is_random(state: Tensor) -> bool:
+    """Tell whether random numbers were used since: the general rule gives every example its own."""
+    return not torch.equal(state, torch.get_rng_state())
 
 
 class _OtherUse(Exception):
@@ -108,12 +113,13 @@ class _Use(TorchFunctionMode):
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         self._geometry: Geometry | None = None
+        self._version = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = kwargs or {}
-        if not any(argument is self.inputs for argument in (*args, *options.values())):
+        if not any(leaf is self.inputs for leaf in pytree.tree_leaves((args, options))):
             return func(*args, **options)
         if func in _HARMLESS:
             return func(*args, **options)
@@ -133,6 +139,11 @@ class _Use(TorchFunctionMode):
             raise _OtherUse  # one example, without a batch
         given["weight"], given["bias"] = detached(self.weight), detached(self.bias)
         self.outputs = func(**given)
+        self._version = self.outputs._version
+
+    def gave(self, found: Tensor) -> bool:
+        """Tell whether these are the outputs of the operation, as it left them."""
+        return found is self.outputs and found._version == self._version
 
     def gradients(self, output_gradient: Tensor, leaves: dict[nn.Parameter, Tensor], site: Site) -> Gradient:
         """Yield the gradients of parameters: what those of weight and bias say of them."""
