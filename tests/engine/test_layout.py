@@ -283,3 +283,26 @@ def test_a_resumed_run_keeps_its_layout(tmp_path, monkeypatch):
     assert (again.execution.layout.lanes, again.execution.layout.multiple) == (4, layout.multiple)
     train(*made)
     assert all(map(torch.equal, whole, made[0].parameters()))
+
+
+class RelativePositions(nn.Module):
+    """Looks relative positions up in the middle of a layer: they have no row per example."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix = nn.Embedding(16, 1), nn.Linear(5, 5)
+
+    def forward(self, inputs):
+        places = torch.arange(inputs.shape[1])
+        scores = self.table(places[:, None] + places[None])[..., 0]
+        return self.mix(inputs * scores.mean(1))
+
+
+def test_what_was_found_to_need_the_general_rule_stays_instrumented(private):
+    """The layout is settled on the model; putting its attributes back must not take the rules out of it."""
+    run = private(module=nn.Sequential(RelativePositions(), nn.Linear(5, 3)), loss_reduction="mean")
+    for inputs, targets in run.loader:
+        run.optimizer.zero_grad()
+        nn.functional.cross_entropy(run.module(inputs), targets).backward()
+        run.optimizer.step()
+    assert run.engine.steps_left == 0

@@ -500,3 +500,24 @@ def test_functional_dropout_and_modules_between_do_not_matter(oracle: Any) -> No
             return result
 
     oracle.check(Net().double(), images(4, 4))
+
+
+class Scaled(nn.Embedding):
+    """An embedding with a forward of its own, which the general rule runs."""
+
+    def forward(self, tokens):
+        return 3 * super().forward(tokens)
+
+
+@pytest.mark.parametrize("padding", [0, -1])
+def test_the_general_rule_gives_padding_tokens_no_gradient(padding):
+    table = Scaled(6, 4, padding_idx=padding)
+    tokens = torch.tensor([[1, 0, 5], [2, 5, 5], [0, 0, 3]])
+    instrumented = ClippedGradients(table)
+    table(tokens).square().sum().backward()
+    found = instrumented.per_example_gradients(loss_reduction="sum")[table.weight]
+    instrumented.remove()
+    for row, own in zip(tokens, found, strict=True):
+        (expected,) = torch.autograd.grad(table(row[None]).square().sum(), table.weight)
+        assert torch.allclose(own.reshape(expected.shape), expected, atol=1e-6)
+        assert not expected[padding].any()

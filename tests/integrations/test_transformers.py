@@ -34,7 +34,7 @@ from transformers import (
 import pdpsgd
 from pdpsgd import Budgets, PdpsgdError, PrivacyEngine
 from pdpsgd.integrations.padding import OneByOne, padded_to, public_length
-from pdpsgd.integrations.transformers import PrivateTrainer, mean_over_own_tokens
+from pdpsgd.integrations.transformers import IGNORED, PrivateTrainer, mean_over_own_tokens
 from pdpsgd.ledger import Ledger
 
 transformers.logging.disable_progress_bar()
@@ -443,3 +443,81 @@ def test_evaluation_on_records_that_are_trained_on_is_refused(make, records, cop
 def test_evaluation_on_other_records_is_taken(make, records, budgets):
     few = Budgets(budgets.epsilon[:20], 1e-5, ids=budgets.ids[:20])
     make(train_dataset=records[:20], eval_dataset=records[20:], budgets=few).train()
+
+
+# --- encoders with decoders ---------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 32, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 32,
+    "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2, "forced_eos_token_id": 3,
+}  # fmt: skip
+
+
+def t5():
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
+    )
+
+
+def pairs(people=PEOPLE):
+    """A text of 1 to 9 words for each person, to be written backwards."""
+    numbers, found = np.random.default_rng(0), []
+    for person in range(people):
+        words = numbers.integers(5, 32, size=1 + person % 9).tolist()
+        filled = [0] * (LENGTH - 1 - len(words))
+        mask = [1] * (1 + len(words)) + filled
+        labels = [*words[::-1], 3, *([IGNORED] * len(filled))]
+        found.append({"input_ids": [*words, 3, *filled], "attention_mask": mask, "labels": labels})
+    return found
+
+
+SEQUENCES = {
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**SMALL)),
+    "t5": t5,
+    "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**SMALL)),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_models_that_write_texts_train_and_weigh_every_person_alike(make, name):
+    torch.manual_seed(0)
+    model = SEQUENCES[name]()
+    before = weights(model)
+    collate = transformers.default_data_collator
+    trainer = make(model, train_dataset=pairs(), data_collator=collate, person_column=None)
+    trainer.train()  # warnings are errors
+    assert trainer.state.global_step == STEPS
+    assert not same(before, weights(model))
+    batch = collate(pairs(6))
+    model.eval()
+    alone = [
+        trainer.compute_loss(model, {key: value[i : i + 1] for key, value in batch.items()}) for i in range(6)
+    ]
+    theirs = [model(**{key: value[i : i + 1] for key, value in batch.items()}).loss for i in range(6)]
+    assert torch.allclose(torch.stack(alone), torch.stack(theirs), atol=1e-5)
+    assert torch.allclose(trainer.compute_loss(model, batch), torch.stack(theirs).mean(), atol=1e-5)
+
+
+class WithSharedPositions(BertForSequenceClassification):
+    """Looks positions up that all examples share, in the model itself: no layer around has a row per example."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.positions = nn.Embedding(32, 2)
+
+    def forward(self, input_ids, **others):
+        found = super().forward(input_ids, **others)
+        found.logits = found.logits + self.positions(torch.arange(input_ids.shape[1])).mean(0)
+        return found
+
+
+def test_layers_that_cannot_be_trained_are_refused_before_anything_is_spent(make, budgets, tmp_path):
+    ledger = Ledger.create(tmp_path / "people.ledger")
+    model = WithSharedPositions(BertConfig(vocab_size=32, max_position_embeddings=32, **SIZES))
+    with pytest.raises(PdpsgdError, match="before anything was read or spent"):
+        make(model, ledger=ledger, noise_seed=None).train()
+    assert not ledger.runs()
+    make(ledger=ledger, noise_seed=None, folder="other").train()
+    assert [run.state for run in ledger.runs()] == ["finished"]

@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checks.held_out import check_held_out
+from pdpsgd.engine.checks.probe import left_as_it_was
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.unsupported import train_mode
 from pdpsgd.integrations._torch import move_scheduler
 from pdpsgd.integrations.padding import MULTIPLE, OneByOne, padded_to, public_length
@@ -58,6 +61,8 @@ __all__ = ["PrivateTrainer"]
 
 SENSITIVE_LOSS = "sensitive_training_loss"
 CAUSAL = "ForCausalLM"
+SEQUENCE = "ForConditionalGeneration"
+DECODED = {"decoder_input_ids", "decoder_inputs_embeds"}
 PER_TOKEN = (CAUSAL, "ForMaskedLM", "ForTokenClassification")
 """Losses that transformers averages over all tokens of a batch, whosever they are."""
 IGNORED = -100  # the label of tokens that count nowhere, for transformers as for torch
@@ -185,6 +190,7 @@ class PrivateTrainer(transformers.Trainer):
                 "again. Train on with a new one, by a plan that counts this one as history (plan(..., history=[...]))."
             )
         self._check_evaluated(by_values=False)
+        self._try_model()
         resume = self._is_resumed(resume_from_checkpoint)
         self._begun = self.is_in_train = True
         with self._reserved() as reservation:
@@ -231,7 +237,14 @@ class PrivateTrainer(transformers.Trainer):
         is_own = self.label_smoother is None and self.compute_loss_func is None and kind is not None
         if not is_own or "labels" not in inputs:
             return super().compute_loss(model, inputs, return_outputs)
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        given = {name: value for name, value in inputs.items() if name != "labels"}
+        if kind == SEQUENCE and not DECODED & given.keys():
+            # As the model would do itself, if it were given the labels.
+            make = unwrapped(self.model).prepare_decoder_input_ids_from_labels
+            given["decoder_input_ids"] = make(labels=inputs["labels"])
+        if kind == SEQUENCE:
+            given["use_cache"] = False  # it is for generating, and keeps tensors from layer to layer
+        outputs = model(**given)
         loss = mean_over_own_tokens(outputs["logits"], inputs["labels"], shifted=kind == CAUSAL)
         return (loss, outputs) if return_outputs else loss
 
@@ -277,6 +290,33 @@ class PrivateTrainer(transformers.Trainer):
             without_unused_columns(self, collate),
             without=frozenset() if column is None else frozenset({column}),
         )
+
+    def _try_model(self) -> None:
+        """Refuse a model with layers that cannot be trained, on made-up tokens: before anything is read or spent."""
+        own = unwrapped(self.model)
+        if not isinstance(own, transformers.PreTrainedModel) or own.main_input_name != "input_ids":
+            return
+        made_up = torch.full((4, 6), IGNORED, device=self.args.device)
+        inputs = {"input_ids": made_up.clamp(min=1), "attention_mask": made_up.clamp(min=1)}
+        if own.config.is_encoder_decoder and token_loss_of(own) == SEQUENCE:
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+        gradients = ClippedGradients(self.model)
+        try:
+            with left_as_it_was(self.model):
+                outputs = self.model(**inputs)
+                found = outputs["logits"] if "logits" in outputs else outputs[0]
+                gradients.record(found.float().square().sum())
+                gradients.per_example_norms(loss_reduction="sum")
+        except PdpsgdError as error:
+            fail(
+                f"{error} This was found with made-up tokens, before anything was read or spent. What is about "
+                "positions alone may be frozen: model.get_submodule(NAME).requires_grad_(False)."
+            )
+        except Exception:  # it wants other inputs: the first batch says it better
+            return
+        finally:
+            gradients.forget()
+            gradients.remove()
 
     def _check_evaluated(self, *, by_values: bool) -> None:
         """Refuse an eval_dataset of people who are trained on."""
@@ -493,8 +533,13 @@ class _Logged:
 def token_loss_of(model: nn.Module) -> str | None:
     """Name the loss over tokens that a model has; None for models with another loss, or one of their own."""
     own = unwrapped(model)
-    if not isinstance(own, transformers.PreTrainedModel) or own.config.is_encoder_decoder:
+    if not isinstance(own, transformers.PreTrainedModel):
         return None
+    if own.config.is_encoder_decoder:
+        writes = (
+            hasattr(own, "prepare_decoder_input_ids_from_labels") and own.get_output_embeddings() is not None
+        )
+        return SEQUENCE if writes else None
     kind = own.loss_type or CAUSAL  # what transformers takes where a model names none
     return kind if kind in PER_TOKEN else None
 

@@ -20,6 +20,7 @@ from pdpsgd.engine.batches import Batch, call, has_rows, map_tensors, tensors, t
 from pdpsgd.engine.checks.comparisons import output_by_row, weighted_sum
 from pdpsgd.engine.checks.probe import left_as_it_was
 from pdpsgd.engine.layout import FEWEST, Layout
+from pdpsgd.gradients.instrument import InstrumentedForward
 
 if TYPE_CHECKING:
     from pdpsgd.engine.records import Records
@@ -181,5 +182,9 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for now, then in before:
+            # What the pass showed to need the general rule is instrumented from now on.
+            instrumented = {
+                name: value for name, value in now.items() if isinstance(value, InstrumentedForward)
+            }
             now.clear()
-            now.update(then)
+            now.update({**then, **instrumented})

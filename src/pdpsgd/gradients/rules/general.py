@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
 from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.gradients._torch import pytree
@@ -58,7 +60,7 @@ def general_rule(
             return _in_a_loop(one_example, copies, leaves, dims, batch, state_dim, site)
         try:
             # Fused attention has no gradient of its mask under vmap, and takes a learned bias for one.
-            with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _padding_of(module):
                 warnings.filterwarnings("ignore", message="There is a performance drop")
                 outputs = _vectorized(one_example, (0, *dims))(copies, *leaves)
         except PdpsgdError:
@@ -71,6 +73,26 @@ def general_rule(
         return pytree.tree_map_only(Tensor, lambda output: _without_single(site, output), outputs)
     finally:
         recorder.paused = False
+
+
+class _FixedPadding(TorchFunctionMode):
+    """Keeps the gradient from rows of padding tokens, which vmap would give to them as to others."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        padding = (kwargs or {}).get("padding_idx", args[2] if len(args) > 2 else None)
+        if func is not nn.functional.embedding or padding is None:
+            return found
+        weight = (kwargs or {}).get("weight", args[1] if len(args) > 1 else None)
+        return torch.where((args[0] == padding % len(weight))[..., None], found.detach(), found)
+
+
+def _padding_of(module: nn.Module) -> AbstractContextManager[Any]:
+    """Return what holds padding fixed, where the module has an embedding with padding."""
+    padded = any(
+        isinstance(child, nn.Embedding) and child.padding_idx is not None for child in module.modules()
+    )
+    return _FixedPadding() if padded else nullcontext()
 
 
 def _of_nobody(site: Site, shell: _Shell, args: Any, kwargs: Any) -> Any:
