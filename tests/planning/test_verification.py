@@ -13,12 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import fft as scipy_fft
+from scipy.special import log_ndtr, ndtr
 
 from pdpsgd import Level, PdpsgdError, Plan, PromiseBroken, Round
 from pdpsgd.accounting.history import Exposure
 from pdpsgd.accounting.registry import accountant
-from pdpsgd.planning import verification
+from pdpsgd.planning import drawn_rounds, verifier_steps
+from pdpsgd.planning.contour import Contour, ContourChoice, Integral, Part, Sum
 from pdpsgd.planning.verification import epsilon_upper_bound
+from pdpsgd.planning.verifier_directions import Direction
 from tests.planning.closed_forms import draw, exact_epsilon, gaussian, with_participation
 
 
@@ -36,7 +39,7 @@ def test_a_false_claim_for_a_small_participation_is_refused() -> None:
     with pytest.raises(PromiseBroken, match=r"cost 28\.2"):
         plan_of(issue, epsilon=0.01, delta=5e-5, proven=0.01).verify()
     found = plan_of(issue, epsilon=28.3, delta=5e-5, proven=28.3).verify()
-    assert 28.21178 <= found.epsilon[0] <= 28.24
+    assert 28.211779 <= found.epsilon[0] <= 28.24
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_the_two_directions_are_those_of_the_closed_forms() -> None:
     for (pi, mu, delta), adding in {(0.001, 7.0, 5e-5): 0.000950403, (0.5, 1.0, 1e-5): 0.662561}.items():
         exposure = Exposure(pi, 1.0, 10 / mu, 100)
         with np.errstate(all="ignore"):
-            found = verification._epsilon_in_direction((exposure,), delta, 16, removing=False)
+            found = Direction((exposure,), delta, 16, removing=False).epsilon()
         assert adding * (1 - 1e-6) <= found <= adding * 1.05
 
 
@@ -114,10 +117,15 @@ def test_extreme_plans_are_refused_or_proven_and_never_end_in_a_raw_error(
         found = plan_of((pi, q, sigma, steps), epsilon=1.0, delta=delta).verify()
     except PdpsgdError:
         return
-    # Whoever is told to be safe is: the loss is at most that of the Gaussian with rate and participation 1.
+    # Whoever is told to be safe is: the loss is at most that of the Gaussian with rate 1 and participation pi.
     mu = math.sqrt(steps) / sigma
     chance = pi * min(1.0, steps * q)
-    assert chance <= delta or gaussian(mu, found.epsilon[0]) * 0.999 <= delta or mu > 30
+    if chance <= delta or mu > 30:
+        return
+    reached = gaussian(mu, found.epsilon[0])
+    if pi < 1:
+        reached = with_participation(pi, lambda x: gaussian(mu, x), found.epsilon[0])
+    assert reached * 0.999 <= delta
 
 
 def scaled_plan(*rounds: tuple[float, float, float, float, int], epsilon: float, delta: float) -> Plan:
@@ -204,16 +212,14 @@ def test_rounds_that_hardly_count_are_charged_to_delta_and_change_nothing() -> N
 
 
 @pytest.mark.parametrize("steps", [100, 30_000])
-@pytest.mark.parametrize("tilt_for", [None, 1e-9])
-def test_what_rounding_hides_is_within_its_bound(steps: int, tilt_for: float | None) -> None:
+def test_what_rounding_hides_in_a_transform_is_within_its_bound(steps: int) -> None:
     """Against the same transform in long doubles: sums from the top, of the masses of both."""
     q, sigma = 0.3 / math.sqrt(steps), 1.0
     with np.errstate(all="ignore"):
-        step, _ = verification._one_step(q, sigma, q / 4, 1e-12 / steps, removing=True)
-        total = verification._Sum([(step, steps)], most=1 << 22, tail=1e-12, tilt_for=tilt_for)
-    weights = total._weights[0].astype(np.longdouble)
+        step, _ = drawn_rounds._one_step(q, sigma, q / 4, 1e-12 / steps, removing=True)
+        total = drawn_rounds._Composed(step, steps, most=1 << 22, tail=1e-12)
     wrapped = np.zeros(total.size, dtype=np.longdouble)
-    np.add.at(wrapped, np.arange(weights.size) % total.size, weights / weights.sum())
+    np.add.at(wrapped, np.arange(step.mass.size) % total.size, step.mass.astype(np.longdouble))
     exact = scipy_fft.irfft(scipy_fft.rfft(wrapped) ** steps, n=total.size)
     exact = np.roll(exact, (step.first * steps - total._first) % total.size)
     lost = np.abs(np.cumsum(exact[::-1]) - np.cumsum(total._mass[::-1].astype(np.longdouble)))
@@ -222,4 +228,85 @@ def test_what_rounding_hides_is_within_its_bound(steps: int, tilt_for: float | N
 
 def test_mass_that_is_not_1_is_an_error() -> None:
     with pytest.raises(PdpsgdError, match=r"sum to 1\. Got 0\.5"):
-        verification._checked(verification._Points(np.zeros(1), np.array([0.25]), 0.25), slack=1e-6)
+        drawn_rounds.checked(drawn_rounds.Points(np.zeros(1), np.array([0.25]), 0.25), slack=1e-6)
+    with pytest.raises(PdpsgdError, match=r"sum to 1\. Got 0\.5"):
+        verifier_steps.checked(Part(np.zeros(1), np.array([0.25]), 0.25, 10))
+
+
+def random_sum(rng: np.random.Generator) -> tuple[Sum, float]:
+    """Losses of one to three distributions of a few points, and a delta."""
+    parts = []
+    for _ in range(rng.integers(1, 4)):
+        losses = np.sort(rng.normal(0, 10 ** rng.uniform(-3, 0.5), rng.integers(1, 7)))
+        mass = rng.dirichlet(np.full(losses.size, 0.5)) * (1 - 1e-9)
+        parts.append(Part(losses, mass, 1e-9, int(rng.integers(1, 6))))
+    return Sum(tuple(parts), 10 ** rng.uniform(-6, 0)), 10 ** rng.uniform(-8, -2)
+
+
+def exactly(total: Sum, epsilon: float) -> float:
+    """The divergence by summing over all outcomes: each sum of losses, with the Gaussian part in closed form."""
+    losses, mass = np.zeros(1), np.ones(1)
+    for part in total.parts:
+        for _ in range(part.times):
+            losses = np.add.outer(losses, part.losses).reshape(-1)
+            mass = np.multiply.outer(mass, part.mass).reshape(-1)
+            losses, place = np.unique(losses.round(14), return_inverse=True)
+            mass = np.bincount(place, weights=mass)
+    mu = math.sqrt(total.variance)
+    above, below = epsilon - losses, mu / 2
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        each = ndtr(below - above / mu) - np.exp(above + log_ndtr(-below - above / mu))
+    return float(mass @ np.maximum(each, 0.0)) + total.infinite
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_the_integral_is_never_below_a_sum_over_all_outcomes_on_any_contour(number: int) -> None:
+    """Also with a tilt and a period that are far from good ones; with good ones it is hardly above."""
+    rng = np.random.default_rng([5, number])
+    total, delta = random_sum(rng)
+    choice = ContourChoice(total, delta)
+    contour = choice.first()
+    epsilon = Integral(total, contour).epsilon(delta, contour.epsilon)
+    for _ in range(20):
+        contour = choice.near(max(epsilon, contour.least))
+        integral = Integral(total, contour)
+        epsilon = min(epsilon, integral.epsilon(delta, epsilon))
+    exact = exactly(total, epsilon)
+    assert exact * (1 - 1e-11) <= integral.delta(epsilon)
+    assert epsilon < contour.least or exact >= delta * (1 - 1e-3)
+    for factor, longer in ((0.2, 1.0), (1.7, 1.0), (1.0, 0.2), (0.7, 4.0)):
+        other = Integral(total, Contour(contour.tilt * factor, contour.period * longer, epsilon))
+        for there in (0.0, epsilon / 3, epsilon, 1.5 * epsilon):
+            assert other.delta(there) >= exactly(total, there) * (1 - 1e-11)
+
+
+@pytest.mark.parametrize("cells", [2, 5, 30])
+@pytest.mark.parametrize("removing", [True, False])
+def test_any_cells_overstate_and_fine_ones_hardly(cells: int, removing: bool) -> None:
+    """One step, for which there is a closed form, between outcomes at random places."""
+    q, sigma = 0.03, 0.8
+    rng = np.random.default_rng(cells)
+    at = np.sort(rng.normal(0.5, 2, cells))
+    exposure = Exposure(1.0, q, sigma, 1)
+    for places in (at, np.linspace(-7, 8, 3000)):
+        part = verifier_steps.step(exposure, places, removing)
+        for epsilon in (0.0, 0.01, 0.3, 1.0):
+            curve = float(part.mass @ np.maximum(-np.expm1(epsilon - part.losses), 0.0)) + part.infinite
+            amplified = math.log1p(math.expm1(epsilon) / q)
+            kept = 1 + math.expm1(-epsilon) / q
+            adding = q * kept * math.exp(epsilon) * gaussian(1 / sigma, -math.log(kept)) if kept > 0 else 0.0
+            exact = q * gaussian(1 / sigma, amplified) if removing else adding
+            assert curve >= exact * (1 - 1e-12)
+            assert places is at or curve <= exact * 1.001 + 1e-7
+
+
+def test_of_ten_equal_rounds_one_is_computed() -> None:
+    one = Exposure(0.5, 0.02, 2.79, 100)
+    assert epsilon_upper_bound((one,) * 10, 1e-5) == pytest.approx(0.4227, rel=1e-3)
+
+
+def test_rounds_of_very_different_noise_are_added_up_closely() -> None:
+    """Full batches and a sampled round, against dp-accounting's composition."""
+    history = (Exposure(1.0, 1.0, 60.0, 50), Exposure(1.0, 3e-4, 0.55, 800), Exposure(1.0, 0.01, 3.0, 1000))
+    proven = accountant("pld").epsilon(history, 1e-6)
+    assert epsilon_upper_bound(history, 1e-6) == pytest.approx(proven, rel=2e-3)
