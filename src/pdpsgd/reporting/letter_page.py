@@ -241,14 +241,13 @@ def _reveals(head: Letterhead, promise: Promise, person: Person | None) -> str:
         return _p("There is no limit, as you asked for none.")
     many = head.run.settings.get("records_per_person") is not None
     right = times_right(epsilon, delta)
-    model = "the model" if person is None else "all models together that you allow"
+    model, it = ("the model", "it") if person is None else ("all models together that you allow", "them")
     return (
         _p(
             "Imagine somebody who knows everything about everybody else, and wants to find out whether "
             f"{'any of your records were' if many else 'your record was'} used. By guessing they are right 50 times "
-            f"out "
-            f"of 100. With {model}, and with all that is published about it, they {_odds(epsilon, delta, 'are')}, "
-            "whatever they do and however long they try."
+            f"out of 100. With {model}, and with all that is published about {it}, they "
+            f"{_odds(epsilon, delta, 'are')}, whatever they do and however long they try."
         )
         + _scale(right)
         + _p(
