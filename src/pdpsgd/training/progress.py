@@ -30,11 +30,12 @@ class ProgressBar:
         if not show:
             return
         self._share = spending_curve(plan)
+        spent = "spent" if plan.ledger is None else "of its share spent"
         self._bar = Progress(
             BarColumn(bar_width=None),  # takes what the words leave of the line
             TextColumn("step {task.completed:,} of {task.total:,},", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(),
-            TextColumn("left, {task.fields[spent]:.0%} spent{task.fields[figure]}"),
+            TextColumn("left, {task.fields[spent]:.0%} " + spent + "{task.fields[figure]}"),
             console=Console(stderr=True),
             expand=True,
         )
