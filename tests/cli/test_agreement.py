@@ -80,6 +80,22 @@ def test_with_signal_enough_nobody_is_asked(place, terminal):
     assert "Expect" not in made.output
 
 
+def test_a_result_that_will_not_be_for_release_is_announced_before_people_are_charged(place):
+    unconfirmed = [word for word in words("many") if word not in ("--schema", "schema.toml")]
+    made = run(*unconfirmed, "--label", "income", "--id-column", "person", "--spend", "all", "--seed", 3)
+    assert made.exit_code == 0, made.output
+    said = " ".join(made.output.split())
+    warned = said.index("The result will not be for release: ranges, categories or classes were read")
+    assert "samples and noise come from a seed" in said
+    assert warned < said.index("Run 1 in the ledger")
+
+
+def test_an_ordinary_run_is_not_warned_of(place):
+    made = run(*words("many"), "--spend", "all")
+    assert made.exit_code == 0, made.output
+    assert "Warning" not in made.output
+
+
 def test_a_prompt_without_an_answer_ends_with_a_sentence(place, terminal):
     import typer
 

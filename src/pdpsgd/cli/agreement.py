@@ -34,6 +34,25 @@ def confirm_without_promise(inputs: TrainingInputs, *, yes: bool) -> None:
     )
 
 
+def warn_of_release(inputs: TrainingInputs, *, seeded: bool) -> None:
+    """Say before people are charged that the result will not be for release, where that is known already.
+
+    Args:
+        inputs: The records: whether ranges, categories or classes were read from them.
+        seeded: Whether samples and noise come from a seed.
+    """
+    reasons = []
+    if inputs.learned_from_data:
+        reasons.append("ranges, categories or classes were read from the data (`pdpsgd data schema`)")
+    if seeded:
+        reasons.append("samples and noise come from a seed (leave --seed out)")
+    if reasons and not inputs.rehearsal:
+        say_warning(
+            f"The result will not be for release: {', and '.join(reasons)}. People are charged for the run all the "
+            "same; --rehearse, with a schema, tries everything without spending."
+        )
+
+
 def confirm_signal(plan: Plan, parameters: int | None, *, yes: bool, charges: bool) -> None:
     """Say before anything is spent that a plan has too much noise for its network.
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.cli.agreement import confirm_signal
+from pdpsgd.cli.agreement import confirm_signal, warn_of_release
 from pdpsgd.cli.own_ledger import TrainingLedger, announce, settle_folder
 from pdpsgd.cli.shared import Screen
 from pdpsgd.cli.training_options import LORA_DEFAULTS, TEXT_DEFAULTS, CommandOptions, make_network
@@ -120,12 +120,18 @@ def fit_in_ledger(
             plan=plan,
             folder=folder,
             number=asked.reservation,
-            agree=lambda made: confirm_signal(made, options.parameters, yes=yes, charges=True),
+            agree=lambda made: _agree(made, inputs, options, yes=yes),
         )
         with given_up_after_errors(reserved, folder):
             announce(reserved, place, asked.spend, screen, rehearsed=inputs.rehearsal)
             _show_plan(reserved.plan, network, inputs, options, screen, allows=reserved.allowed_by_level())
             return _fit(network, inputs, _with_evaluation(options, reserved.plan), reservation=reserved)
+
+
+def _agree(plan: Plan, inputs: TrainingInputs, options: CommandOptions, *, yes: bool) -> None:
+    """Say what speaks against a run before it is reserved."""
+    warn_of_release(inputs, seeded=options.seed is not None)
+    confirm_signal(plan, options.parameters, yes=yes, charges=True)
 
 
 def fit_by_plan(
