@@ -136,3 +136,18 @@ def test_a_plan_with_less_noise_than_it_states_is_no_plan_of_counts() -> None:
     quiet = replace(made, rounds=(replace(step, noise_multiplier=step.noise_multiplier / 20),))
     with pytest.raises(PromiseBroken):
         release_counts(quiet, BUDGETS, LABELS, classes=3)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_counts_are_released_once_for_each_plan_and_people(named: bool) -> None:
+    ids = [f"once{named}{i}" for i in range(90)]
+    budgets = Budgets([1.0] * 40 + [3.0] * 50, 1e-5, ids=ids if named else None)
+    labels = np.arange(90) % 3
+    release_counts(plan_counts(budgets, share=0.02), budgets, labels, classes=3)
+    with pytest.raises(PdpsgdError, match="Expected one release of class counts for each plan"):
+        release_counts(plan_counts(budgets, share=0.02), budgets, labels, classes=3)
+    release_counts(plan_counts(budgets, share=0.03), budgets, labels, classes=3)
+    others = Budgets([1.0] * 40 + [3.0] * 50, 1e-5, ids=[f"{name}b" for name in ids] if named else None)
+    release_counts(
+        plan_counts(others, share=0.02), others, labels if named else labels[::-1].copy(), classes=3
+    )

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import nn
 
-from pdpsgd._typing import FloatArray
+from pdpsgd._typing import AnyIntArray, FloatArray
 from pdpsgd.accounting.gaussian import gaussian_mu
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.budgets.budgets import Budgets
@@ -40,6 +40,10 @@ SHARE = 0.01
 """Of everybody's B = mu^2; the noise on a count is then 10 / mu people."""
 SCALE_BITS = 20
 """Clipping scales are multiples of 2^-20, so that sums of them are exact and rounding moves nothing."""
+
+
+_RELEASED: set[tuple[str, int]] = set()
+"""Plans whose counts this process has released, with the people."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +101,8 @@ def release_counts(
 ) -> ClassCounts:
     """Count people per level and class, and add the noise of the plan.
 
-    Guarantee: the promise of `planned`, for one release, if the noise is from a fresh key (the default).
+    Guarantee: the promise of `planned`, for one release, if the noise is from a fresh key (the default). A second one
+    of the same plan for the same people, which nothing would count, is refused as long as the process lasts.
 
     Args:
         planned: what `plan_counts` made for these people.
@@ -110,7 +115,7 @@ def release_counts(
         The counts, below 0 where the noise makes them so.
 
     Raises:
-        PdpsgdError: labels do not fit, or the plan is for something else or for other people.
+        PdpsgdError: labels do not fit, the plan is for something else or for other people, or was released already.
     """
     if planned.mechanism != MECHANISM or len(planned.rounds) != 1 or planned.steps != 1:
         fail(f"Expected a plan made by plan_counts. Got one of {planned.mechanism!r}, {planned.steps} steps.")
@@ -132,6 +137,8 @@ def release_counts(
     found = np.zeros((len(planned.levels), classes))
     np.add.at(found, (level, given), 1.0)
     source = (RandomSource.from_operating_system() if source is None else source).take()
+    if not source.seeded:
+        _count_release(planned, budgets, given)
     sums = quantize([torch.from_numpy(found * scales[:, None])], clipping_norm=1.0)
     out = [torch.empty(found.shape, dtype=torch.float64)]
     noisy = source.release(sums, clipping_norm=1.0, noise_multiplier=step.noise_multiplier, step=0, out=out)[
@@ -143,6 +150,19 @@ def release_counts(
         noise = np.where(scales > 0, step.noise_multiplier / scales, np.inf)
     seeded = "The noise was made from a seed: whoever knows it can take it off." if source.seeded else None
     return ClassCounts(counts, noise, seeded)
+
+
+def _count_release(planned: Plan, budgets: Budgets, labels: AnyIntArray) -> None:
+    """Refuse a second release; without ids, people with the same labels in the same order are the same."""
+    people = budgets.ids.tolist() if budgets.named else labels.tolist()
+    whose = planned.digest, hash(tuple(map(str, people)))
+    if whose in _RELEASED:
+        fail(
+            "Expected one release of class counts for each plan. Got a second one for the same people, whom the plan "
+            "charges for one: keep the first counts, or plan another release (plan_counts with another share) and give "
+            "both plans as history."
+        )
+    _RELEASED.add(whose)
 
 
 def logit_adjustment(planned: Plan, counts: ArrayLike) -> FloatArray:
