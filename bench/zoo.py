@@ -400,6 +400,212 @@ def tcn() -> nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
+# More of what there is -----------------------------------------------------------------------------------------------
+
+
+class WindowAttention(nn.Module):
+    """Attention within windows of 4 x 4, with a table of relative positions (as Swin's)."""
+
+    def __init__(self, width: int, heads: int, window: int = 4) -> None:
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.norm, self.mixed, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.bias = nn.Parameter(torch.zeros(heads, window**2, window**2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, height, width, channels = x.shape
+        w = self.window
+        parts = self.norm(x).view(batch, height // w, w, width // w, w, channels).transpose(2, 3)
+        mixed = self.mixed(parts.reshape(batch, -1, w * w, channels))
+        queries, keys, values = mixed.unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
+        scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1]) + self.bias
+        seen = (scores.softmax(-1) @ values).transpose(2, 3).flatten(3)
+        back = self.out(seen).view(batch, height // w, width // w, w, w, channels).transpose(2, 3)
+        return x + back.reshape(x.shape)
+
+
+def swin(width: int = 64) -> nn.Module:
+    """Two blocks of attention within windows, on patches of 2 x 2 of images of 32 x 32."""
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean((1, 2))
+
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 2, 2), ToLast(0, 2, 3, 1)]
+    for _ in range(2):
+        inner = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+        layers += [WindowAttention(width, 4), Residual(*inner)]
+    return nn.Sequential(*layers, nn.LayerNorm(width), Mean(), nn.Linear(width, 10))
+
+
+class SqueezeExcite(nn.Module):
+    """Channels weighted by what two pointwise convolutions make of their means."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weigh = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(width, width // 4, 1),
+            nn.SiLU(),
+            nn.Conv2d(width // 4, width, 1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        weighed: Tensor = x * self.weigh(x)
+        return weighed
+
+
+def efficientnet() -> nn.Module:
+    """Inverted residuals with squeeze and excitation, and GroupNorm (as EfficientNet's)."""
+
+    def block(before: int, width: int, stride: int, kernel: int) -> nn.Module:
+        inner = before * 4
+        layers = [
+            nn.Conv2d(before, inner, 1, bias=False),
+            nn.GroupNorm(8, inner),
+            nn.SiLU(),
+            nn.Conv2d(inner, inner, kernel, stride, kernel // 2, groups=inner, bias=False),
+            nn.GroupNorm(8, inner),
+            nn.SiLU(),
+            SqueezeExcite(inner),
+            nn.Conv2d(inner, width, 1, bias=False),
+            nn.GroupNorm(8, width),
+        ]
+        return Residual(*layers) if stride == 1 and before == width else nn.Sequential(*layers)
+
+    blocks = [block(16, 24, 2, 3), block(24, 24, 1, 3), block(24, 40, 2, 5), block(40, 40, 1, 5)]
+    stem = [nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.GroupNorm(8, 16), nn.SiLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(40, 10))
+
+
+class Seq2Seq(nn.Module):
+    """A GRU that reads tokens, and one that starts from its state, with attention to what was read."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.encoder = nn.GRU(width, width, batch_first=True)
+        self.decoder = nn.GRU(width, width, batch_first=True)
+        self.joined, self.out = nn.Linear(2 * width, width), nn.Linear(width, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        read, state = self.encoder(self.tokens(tokens))
+        written, _ = self.decoder(self.tokens(tokens.flip(1)), state)
+        seen = torch.softmax(written @ read.transpose(1, 2), -1) @ read
+        joined = torch.tanh(self.joined(torch.cat([written, seen], -1)))
+        logits: Tensor = self.out(joined.mean(1))
+        return logits
+
+
+class Recommender(nn.Module):
+    """Numbers through an MLP, eight bags of categories, their inner products, and an MLP on top (as DLRM's)."""
+
+    def __init__(self, tables: int = 8, width: int = 16) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(1000, width, mode="sum") for _ in range(tables))
+        self.bottom = mlp(13, 64, width)
+        pairs = (tables + 1) * tables // 2
+        self.top = mlp(width + pairs, 64, 32, 10)
+        self.pairs = torch.triu_indices(tables + 1, tables + 1, 1)
+
+    def forward(self, categories: Tensor) -> Tensor:
+        numbers = torch.log1p(categories[:, :13].to(torch.float32)) / 8
+        dense = self.bottom(numbers)
+        parts = [bag(categories[:, 4 * index : 4 * index + 4]) for index, bag in enumerate(self.bags)]
+        every = torch.stack([dense, *parts], 1)
+        products = (every @ every.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        logits: Tensor = self.top(torch.cat([dense, products], 1))
+        return logits
+
+
+class GraphNetwork(nn.Module):
+    """Two graph convolutions and their mean: each example is a graph of 20 nodes, its edges beside the features."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(16, width), nn.Linear(width, width), nn.Linear(width, 10)
+
+    def forward(self, graphs: Tensor) -> Tensor:
+        features, scores = graphs[..., :16], graphs[..., 16:]
+        edges = torch.softmax(scores, -1)
+        hidden = torch.relu(self.one(edges @ features))
+        logits: Tensor = self.out(torch.relu(self.two(edges @ hidden)).mean(1))
+        return logits
+
+
+class Perceiver(nn.Module):
+    """Eight learned queries that attend to 128 inputs, and then to themselves."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(8, width) * 0.02)
+        self.inputs = nn.Linear(4, width)
+        self.cross = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.block = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, signals: Tensor) -> Tensor:
+        given = self.inputs(signals.transpose(1, 2))
+        queries = self.queries.expand(len(given), -1, -1)
+        seen, _ = self.cross(queries, given, given, need_weights=False)
+        logits: Tensor = self.out(self.block(seen).mean(1))
+        return logits
+
+
+class MixerBlock(nn.Module):
+    """An MLP over patches, then one over channels."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.tokens, self.channels = (
+            mlp(patches, 64, patches, activation=nn.GELU),
+            mlp(width, 256, width, activation=nn.GELU),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.tokens(self.before(x).transpose(1, 2)).transpose(1, 2)
+        mixed: Tensor = x + self.channels(self.after(x))
+        return mixed
+
+
+def mixer(width: int = 64) -> nn.Module:
+    """An MLP-Mixer on patches of 4 x 4 of images of 32 x 32."""
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(1)
+
+    patches = [nn.Conv2d(3, width, 4, 4), nn.Flatten(2), ToLast(0, 2, 1)]
+    return nn.Sequential(*patches, MixerBlock(64, width), MixerBlock(64, width), Mean(), nn.Linear(width, 10))
+
+
+def resnext() -> nn.Module:
+    """Residual blocks with convolutions in groups of eight, and GroupNorm."""
+
+    def block(width: int) -> nn.Module:
+        layers = [
+            nn.Conv2d(width, width, 1, bias=False),
+            nn.GroupNorm(8, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, groups=8, bias=False),
+            nn.GroupNorm(8, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 1, bias=False),
+            nn.GroupNorm(8, width),
+        ]
+        return nn.Sequential(Residual(*layers), nn.ReLU())
+
+    down = nn.Conv2d(64, 128, 3, 2, 1, bias=False)
+    blocks = [nn.Conv2d(3, 64, 3, 2, 1, bias=False), block(64), block(64), down, block(128), block(128)]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
 # Hugging Face ------------------------------------------------------------------------------------------------------
 
 
@@ -532,4 +738,12 @@ ZOO: dict[str, Network] = {
     "llama": Network(llama, tokens(32), 16),
     "gpt2": Network(gpt2, tokens(32), 32),
     "distilbert": Network(distilbert, tokens(32), 32),
+    "swin": Network(swin, images(3, 32, 32), 32),
+    "efficientnet": Network(efficientnet, images(3, 32, 32)),
+    "seq2seq": Network(Seq2Seq, tokens(20), wanted=2.0),
+    "recommender": Network(Recommender, tokens(32), 256),
+    "graph": Network(GraphNetwork, images(20, 36)),
+    "perceiver": Network(Perceiver, images(4, 128), 32),
+    "mixer": Network(mixer, images(3, 32, 32), 32),
+    "resnext": Network(resnext, images(3, 32, 32)),
 }

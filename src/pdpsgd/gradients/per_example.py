@@ -21,6 +21,7 @@ from pdpsgd.gradients.sums import (
     add_products,
     add_weighted_rows,
     outer_squared_norms,
+    position_sums,
     row_squared_norms,
 )
 
@@ -373,7 +374,7 @@ def shift_gradient(output_gradient: Tensor) -> Materialized:
     """Return the gradient of something that was added to the last dimension."""
     gradient = accurate(output_gradient)
     return Materialized(
-        gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1), gradient.shape[-1:]
+        gradient if gradient.dim() == 2 else position_sums(gradient.flatten(1, -2)), gradient.shape[-1:]
     )
 
 

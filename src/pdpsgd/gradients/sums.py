@@ -85,6 +85,13 @@ def segment_sums(rows: Tensor, starts: Tensor, owner: Tensor) -> Tensor:
     return rows.new_zeros(len(starts) - 1, rows.shape[1]).index_add_(0, owner, rows)
 
 
+def position_sums(values: Tensor) -> Tensor:
+    """Return (examples, positions, width) summed over positions."""
+    if 0 < values.shape[1] <= native.MOST_POSITIONS and native.has_sums(values):
+        return native.position_sums(values)
+    return values.sum(1)
+
+
 def add_weighted_rows(weights: Tensor, rows: Tensor, total: Tensor) -> None:
     """Add the sum over (examples, numbers) of weight times row to `total`, which is float64."""
     flat = total.view(-1)

@@ -15,7 +15,7 @@ from pdpsgd.gradients._torch import TRANSPOSED, apply_convolution, apply_transpo
 from pdpsgd.gradients.geometry import Geometry, channels_last, geometry_of
 from pdpsgd.gradients.groups import Groups, OverPeople, over_people
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.native.calls import in_kernel_order, runs_along_columns
+from pdpsgd.gradients.native.calls import in_kernel_order, is_channels_last, runs_along_columns
 from pdpsgd.gradients.per_example import (
     Gradient,
     Materialized,
@@ -29,7 +29,7 @@ from pdpsgd.gradients.per_example import (
 )
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
-from pdpsgd.gradients.sums import CACHE, row_squared_norms, weighted_sum
+from pdpsgd.gradients.sums import CACHE, position_sums, row_squared_norms, weighted_sum
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -82,7 +82,7 @@ def _recorded(
             correlated = both[::-1] if isinstance(module, TRANSPOSED) else both
             yield module.weight, kernel_gradient(geometry, *correlated, site.recorder.workspace)
         if module.bias is not None and module.bias.requires_grad:
-            yield module.bias, Materialized(position_sums(given), module.bias.shape)
+            yield module.bias, Materialized(bias_gradient(given), module.bias.shape)
 
     return site.record(outputs, inputs, gradients)
 
@@ -91,11 +91,10 @@ def _settings(module: Convolution | TransposedConvolution) -> tuple[object, ...]
     return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
 
-def position_sums(images: Tensor) -> Tensor:
+def bias_gradient(images: Tensor) -> Tensor:
     """Return (examples, channels, ...) summed over all positions."""
-    by_position = images.movedim(1, -1).flatten(1, -2) if images.dim() > 2 else images[:, None]
-    if 0 < by_position.shape[1] <= native.MOST_POSITIONS and native.has_sums(by_position):
-        return native.position_sums(by_position)
+    if images.dim() > 2 and is_channels_last(images):
+        return position_sums(images.movedim(1, -1).flatten(1, -2))
     return images.sum(tuple(range(2, images.dim())))
 
 

@@ -31,7 +31,7 @@ from pdpsgd.gradients.per_example import (
     shift_gradient,
 )
 from pdpsgd.gradients.recorder import Site
-from pdpsgd.gradients.rules.convolution import kernel_gradient, position_sums
+from pdpsgd.gradients.rules.convolution import bias_gradient, kernel_gradient
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
@@ -157,7 +157,7 @@ class _Use(TorchFunctionMode):
             of_bias = shift_gradient(gradient)
         else:
             of_weight = kernel_gradient(self._geometry, inputs, gradient, site.recorder.workspace)
-            of_bias = Materialized(position_sums(gradient), of_weight.shape[:1])
+            of_bias = Materialized(bias_gradient(gradient), of_weight.shape[:1])
         for value, of_value in ((self.weight, of_weight), (self.bias, of_bias)):
             if value is not None and value.requires_grad:
                 yield from _pulled_back(value, of_value, leaves)
