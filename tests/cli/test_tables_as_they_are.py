@@ -104,10 +104,11 @@ def test_test_people_need_neither_ids_nor_budgets(run: Callable[..., Any]) -> No
     header, *rows = Path("people.csv").read_text().splitlines()
     bare = [",".join((*each.split(",")[1:-2], each.split(",")[-1])) for each in (header, *rows[:20])]
     Path("test.csv").write_text("\n".join(bare) + "\n")
+    Path("people.csv").write_text("\n".join((header, *rows[20:])) + "\n")
     result = run("train", "people.csv", *TABLE, *SMALL, "--test-file", "test.csv", "--json", "f.json")
     assert result.exit_code == 0, result.output
     assert json.loads(Path("f.json").read_text())["evaluation"]["people"] == 20
-    assert "has no ids, so it was not checked" in said(result)
+    assert "has no ids: that none of them is trained on was checked by rows alone" in said(result)
 
 
 def test_a_plan_and_a_test_share_go_together(run: Callable[..., Any]) -> None:

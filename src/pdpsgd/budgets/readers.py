@@ -102,7 +102,8 @@ def _scan(path: Path) -> Any:
     how = csv_format(path)
     if how.encoding != "utf8":  # polars decodes whole files only
         return _read_csv(path, how).lazy()
-    return _read(polars.scan_csv, path, CSV, **how.options, glob=False)
+    found = _read(polars.scan_csv, path, CSV, **how.options, glob=False)
+    return _with_points(found) if how.has_decimal_commas else found
 
 
 def _check_is_table(path: Path) -> bool:
@@ -128,10 +129,9 @@ NO_UTF8 = "no UTF-8"
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How a CSV file is written: what stands between cells, how numbers and letters are written."""
+    """How a CSV file is written: what stands between cells, and how letters are written."""
 
     separator: str = ","
-    decimal_comma: bool = False
     encoding: str = "utf8"
 
     @property
@@ -139,9 +139,13 @@ class CsvFormat:
         """Options of polars; all rows are looked at for a column's type: a late odd value makes text, not an error."""
         return {
             "separator": self.separator,
-            "decimal_comma": self.decimal_comma,
             "infer_schema_length": None,
         }
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        """Whether 1,5 is a number: where commas stand between no cells, as the line of names tells."""
+        return self.separator == ";"
 
     def remark(self, name: str) -> str | None:
         """Say what was guessed."""
@@ -152,14 +156,12 @@ class CsvFormat:
 
 
 def csv_format(path: Path) -> CsvFormat:
-    """Look at a CSV file: the line of names tells its separator, the first rows its decimals, all bytes its letters."""
+    """Look at a CSV file: the line of names tells its separator, all bytes its letters."""
     _check_csv(path)
     start = first_bytes(path, "a table (CSV)", SNIFFED)
     names = re.sub(rb'"[^"]*"', b"", start.splitlines()[0])
     separator = max((b",", b";", b"\t"), key=names.count)
-    comma = separator == b";" and re.search(rb"(^|;)-?\d+,\d+(;|\r?$)", start, re.M) is not None
-    point = re.search(rb"(^|;)-?\d+\.\d+(;|\r?$)", start, re.M) is not None
-    return CsvFormat(separator.decode(), comma and not point, _encoding(path))
+    return CsvFormat(separator.decode(), _encoding(path))
 
 
 def _encoding(path: Path) -> str:
@@ -191,13 +193,36 @@ def _read_csv(path: Path, how: CsvFormat) -> Any:
     import polars
 
     if how.encoding == "utf8":
-        return _read(polars.read_csv, path, CSV, **how.options)
-    return _read(
-        lambda place, **options: polars.read_csv(_line_by_line(place, how.encoding), **options),
-        path,
-        CSV,
-        **how.options,
-    )
+        found = _read(polars.read_csv, path, CSV, **how.options)
+    else:
+        found = _read(
+            lambda place, **options: polars.read_csv(_line_by_line(place, how.encoding), **options),
+            path,
+            CSV,
+            **how.options,
+        )
+    return _as_numbers(found) if how.has_decimal_commas else found
+
+
+def _with_points(table: Any) -> Any:
+    """Write decimal commas as points, cell by cell: how one is read must not depend on other rows."""
+    import polars
+
+    commas = r"^(\s*[+-]?\d+),(\d+(?:[eE][+-]?\d+)?\s*)$"
+    return table.with_columns(polars.col(polars.String).str.replace(commas, "$1.$2"))
+
+
+def _as_numbers(table: Any) -> Any:
+    """Write decimal commas as points, and give columns that then hold nothing but numbers the type of numbers."""
+    import polars
+
+    found = _with_points(table)
+    for name in [name for name, kind in table.schema.items() if kind == polars.String]:
+        if not table[name].equals(found[name]):
+            numbers = found[name].str.strip_chars().cast(polars.Float64, strict=False)
+            if numbers.null_count() == found[name].null_count():
+                found = found.with_columns(numbers)
+    return found
 
 
 def _line_by_line(path: Path, encoding: str) -> bytes:

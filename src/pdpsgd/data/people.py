@@ -380,7 +380,7 @@ def _table(
     )
 
 
-UNCHECKED = "The table of test people has no ids, so it was not checked that none of them is trained on."
+UNCHECKED = "The table of test people has no ids: that none of them is trained on was checked by rows alone."
 
 
 def _test_people(file: str | Path, declared: Schema, options: dict[str, Any]) -> TabularData:
