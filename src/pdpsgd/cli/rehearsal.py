@@ -5,14 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pdpsgd.cli import shared
 from pdpsgd.cli.own_ledger import TrainingLedger, copy_of, ledger_of
 from pdpsgd.cli.shared import Screen
-from pdpsgd.cli.training_options import CommandOptions, DataOptions, ListOptions, is_own_data, tier_names
+from pdpsgd.cli.training_options import (
+    LORA,
+    LORA_TOKENS,
+    CommandOptions,
+    DataOptions,
+    ListOptions,
+    is_own_data,
+    tier_names,
+)
 from pdpsgd.cli.training_run import (
     check_folder,
     completed,
@@ -27,10 +38,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pdpsgd.budgets.budgets import Budgets
-    from pdpsgd.data.schema import Schema
+    from pdpsgd.data.people import PeopleData
     from pdpsgd.training.fitting import TrainingResult
     from pdpsgd.training.inputs import TrainingInputs
 
+TIMED_TEXTS = 4
 OTHERS = 1000
 """Made-up people in place of those in --test-file and --calibrate."""
 NOTE = (
@@ -63,6 +75,7 @@ def rehearse_run(
     listed = None if ledger.no_ledger else ledger.listed
     inputs = rehearsed_inputs(data, records, people, options, listed=listed)
     screen.say(NOTE)
+    inputs = _with_made_up_embeddings(inputs, records, screen)
     place, inputs = ledger_of(inputs, place, ledger, screen, own_data=own_data, by_files=False)
     if options.run_folder is not None:
         options = options.changed(run_folder=Path(f"{options.run_folder}-rehearsal"))
@@ -123,60 +136,118 @@ def rehearsed_inputs(
     *,
     listed: Callable[[], Budgets] | None,
 ) -> TrainingInputs:
-    """Make up the inputs of a run from its schema and its list of people.
+    """Make up the inputs of a run from its schema, or the shape of its images, and its list of people.
 
-    Guarantee: of people, ids and budgets are read; a file of records is opened for its columns of budgets only if the
-    list is in it, and not at all if it is in --budgets or in a ledger.
+    Guarantee: of people, ids and budgets are read; a table of records is opened for its columns of budgets only if the
+    list is in it, and not at all if it is in --budgets or in a ledger. Of a folder of images the names of the folders
+    of classes are read, and of an .npz file the header of `inputs` and the names of the classes.
 
     Args:
         source: The data that is rehearsed for.
-        how: With the schema, and who is to be tested on.
+        how: With the schema or the size of images, and who is to be tested on.
         whose: Where budgets are.
         options: The options of the run.
         listed: Reads the list of a ledger.
 
     Returns:
-        Made-up records of the people on the list, by whose ids test people are set aside as in the run.
+        Made-up records of the people on the list, by whose ids test people are set aside as in the run. Where people
+        have many records, everybody gets as many as take part at a time at most.
     """
     from pdpsgd.budgets.budgets import Budgets
-    from pdpsgd.data.made_up import made_up_people
     from pdpsgd.data.people import hold_out
-    from pdpsgd.data.schema import Schema
     from pdpsgd.training.inputs import TrainingInputs
 
-    if how.schema is None:
-        fail("Expected --schema with --rehearse: rows are made up from it, and no record is read. Got none.")
-    if options.records_per_person is not None:
-        fail("Expected one record per person, to rehearse. Got --records-per-person.")
-    schema = Schema.read(how.schema)
-    known = _list_of(source, whose, schema, listed)
+    make, id_column = _maker(source, how)
+    each = options.records_per_person or 1
+    known = _list_of(source, whose, id_column, listed, many=options.records_per_person is not None)
     budgets = Budgets(known.epsilon, known.delta, ids=known.ids, allow_infinite=True)
     budgets = budgets if known.named else budgets.without_names()
     tested = OTHERS if how.test_file is not None else 0
-    data = made_up_people(
-        schema,
-        len(budgets),
-        ids=known.ids if known.named else None,
+    if each > 1 and not known.named:
+        fail("Expected ids of people with --records-per-person. Got a list without.")
+    data = make(
+        each * len(budgets),
+        ids=np.repeat(known.ids, each) if known.named else None,
         test_people=tested,
         name=Path(source).name,
     )
     tiers = None
     if how.test_share is not None:
         data, budgets, aside = hold_out(data, budgets, how.test_share)
-        tiers = tier_names(aside.epsilon)
+        assert data.test_ids is not None  # those who were set aside
+        tier_of = dict(zip(aside.ids.tolist(), tier_names(aside.epsilon), strict=True))
+        tiers = [tier_of[name] for name in data.test_ids.tolist()]
     inputs = TrainingInputs.from_people(replace(data, notes=(NOTE,)), budgets, tiers)
     inputs = replace(inputs, rehearsal=True)
     if options.calibrate is None or options.calibrate == "steps":
         return inputs
-    others = made_up_people(schema, OTHERS)
-    return replace(inputs, calibration_data=(others.inputs, others.targets))
+    others = make(OTHERS)
+    numbers = others.inputs + (len(inputs.texts) if others.texts else 0)
+    return replace(inputs, calibration_data=(numbers, others.targets), texts=(*inputs.texts, *others.texts))
+
+
+def _maker(source: str, how: DataOptions) -> tuple[Callable[..., PeopleData], str | None]:
+    """Find what makes records up for this data, and the column of ids where a schema names it."""
+    from pdpsgd.data.images import class_folders, npz_declares
+    from pdpsgd.data.made_up import made_up_images, made_up_people
+    from pdpsgd.data.schema import Schema
+
+    path = Path(source)
+    if how.schema is not None:
+        schema = Schema.read(how.schema)
+        return partial(made_up_people, schema), schema.id_column
+    if path.is_dir():
+        classes = class_folders(path / "train" if (path / "train").is_dir() else path)
+        shape = (1 if how.gray else 3, how.image_size, how.image_size)
+        return partial(made_up_images, shape, classes), None
+    if path.suffix.lower() == ".npz":
+        declared, pixels, classes = npz_declares(path)
+        return partial(made_up_images, declared, classes, pixels=pixels), None
+    fail("Expected --schema with --rehearse: rows are made up from it, and no record is read. Got none.")
+
+
+def _with_made_up_embeddings(inputs: TrainingInputs, how: DataOptions, screen: Screen) -> TrainingInputs:
+    """Stand in for what an encoder makes of texts, and say how long it takes: nobody's text is read."""
+    import torch
+
+    from pdpsgd.models.encoders import load_encoder
+
+    if how.finetune is not None and not inputs.texts:
+        fail("Expected texts (--schema with a column of kind 'text') with --finetune. Got a schema without.")
+    if not inputs.texts:
+        return inputs
+    generator = torch.Generator().manual_seed(0)
+    adapted = how.finetune is not None
+    encoder = load_encoder(how.encoder, max_tokens=how.max_tokens or (LORA_TOKENS if adapted else None))
+    count = len(inputs.texts)
+    if adapted:
+        made = torch.randint(encoder.tokenizer.vocab_size, (count, encoder.max_tokens), generator=generator)
+        return inputs.with_tokens(lambda texts: made.int(), {**encoder.description(), "finetune": LORA})
+    began = monotonic()
+    encoder.embed([f"{number} " * encoder.max_tokens for number in range(TIMED_TEXTS)])
+    seconds = count * (monotonic() - began) / TIMED_TEXTS
+    screen.say(
+        f"Reading {count:,} texts of {encoder.max_tokens} tokens with {how.encoder} would take up to {seconds:,.0f} s "
+        "here, once: embeddings are kept, and shorter texts take less. In their place are vectors that are made up."
+    )
+    vectors = torch.nn.functional.normalize(torch.randn(count, encoder.size, generator=generator), dim=1)
+    return inputs.with_embeddings(lambda texts: vectors, encoder.description())
 
 
 def _list_of(
-    source: str, whose: ListOptions, schema: Schema, listed: Callable[[], Budgets] | None
+    source: str,
+    whose: ListOptions,
+    id_column: str | None,
+    listed: Callable[[], Budgets] | None,
+    *,
+    many: bool,
 ) -> Budgets:
     """Read what people allow, without their records."""
-    id_column = whose.id_column or schema.id_column
+    from pdpsgd.budgets.readers import count_rows
+    from pdpsgd.data.people import TABLES
+    from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
+
+    id_column = whose.id_column or id_column
     if whose.budgets is not None:
         return whose.read(whose.budgets, id_column=id_column)
     if whose.tiers is not None:
@@ -185,7 +256,12 @@ def _list_of(
         )
     if listed is not None:
         return listed()
-    return whose.read(Path(source), id_column=id_column)
+    if Path(source).suffix.lower() not in TABLES:
+        fail(f"Expected a list of people, to rehearse {source!r}: --budgets, or a ledger. Got neither.")
+    found = whose.read(Path(source), id_column=id_column, repeated_ids=True)
+    if not many and len(found) != count_rows(Path(source)):
+        fail(f"Expected one record per person in {source}. Got fewer ids than rows. {HOW_TO_HAVE_MANY}")
+    return found
 
 
 def peak_memory() -> float | None:

@@ -114,13 +114,42 @@ def load_folder(
         fail(f"Expected a folder of images at {str(root)!r}. There is none.")
     check_positive(height=size[0], width=size[1])
     split = (root / "train").is_dir()
-    classes = _class_folders(root / "train" if split else root)
+    classes = class_folders(root / "train" if split else root)
     inputs, targets, files = _read_folder(root / "train" if split else root, classes, size, color)
     test_inputs = test_targets = None
     if split and (root / "test").is_dir():
         test_inputs, test_targets, _ = _read_folder(root / "test", classes, size, color)
     paths = [file.relative_to(root).as_posix() for file in files]
     return ImageData(inputs, targets, _ids(paths, people), classes, test_inputs, test_targets)
+
+
+def npz_declares(path: Path) -> tuple[tuple[int, ...], bool, tuple[str, ...]]:
+    """Read what an `.npz` file declares of its records: their shape, whether they are bytes, and names of classes.
+
+    Guarantee: of `inputs` the header is read, which has their shape, and of targets and ids nothing.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("inputs.npy") as file:
+            shape, _, dtype = array_header(file)
+        with np.load(path, allow_pickle=False) as arrays:
+            classes = arrays["classes"] if "classes" in arrays.files else None
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        fail(f"Expected an array 'inputs' in {str(path)!r}, whose shape can be read. Got: {error}.")
+    if classes is None:
+        fail(
+            f"Expected an array 'classes' with the names of the classes in {path}: without it they are read from the "
+            "targets of people."
+        )
+    one = arranged(np.zeros((1, *shape[1:]), dtype=dtype), f"inputs in {path}")
+    return tuple(one.shape[1:]), dtype == np.uint8 and one.dim() == 4, _class_names(classes, [], path)[0]
+
+
+def array_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read shape, order and kind of an array, before its numbers."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    return tuple(shape), bool(by_columns), dtype
 
 
 def _npz_arrays(path: Path) -> dict[str, Array]:
@@ -206,7 +235,8 @@ def _class_names(
     return tuple(map(str, names.tolist())), ()
 
 
-def _class_folders(root: Path) -> tuple[str, ...]:
+def class_folders(root: Path) -> tuple[str, ...]:
+    """Name the classes of a folder of images: its subfolders, sorted."""
     folders = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
     if len(folders) < 2:
         fail(f"Expected a subfolder for each of at least two classes in {str(root)!r}. Got {folders}.")
@@ -218,7 +248,7 @@ def _read_folder(
 ) -> tuple[torch.Tensor, torch.Tensor, list[Path]]:
     import torch
 
-    if unknown := [name for name in _class_folders(root) if name not in classes]:
+    if unknown := [name for name in class_folders(root) if name not in classes]:
         fail(
             f"Expected only the classes {', '.join(map(repr, classes))} in {str(root)!r}. Got {unknown[0]!r}."
         )
@@ -246,13 +276,29 @@ def read_image(path: Path, size: tuple[int, int], color: bool) -> Array:
         fail("Expected Pillow to read images. Install it: pip install pillow")
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB" if color else "L")
+            upright = _in_bytes(ImageOps.exif_transpose(image), path).convert("RGB" if color else "L")
             if upright.size != (size[1], size[0]):
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             pixels = np.asarray(upright)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         fail(f"Cannot read {str(path)!r} as an image: {error}.")
     return pixels.transpose(2, 0, 1) if color else pixels[None]
+
+
+def _in_bytes(image: Any, path: Path) -> Any:
+    """Bring gray images of 16 bits to 8: converted as they are, whatever is brighter than 255 would be white."""
+    from PIL import Image
+
+    if image.mode == "F":
+        fail(
+            f"Expected an image of whole numbers at {str(path)!r}. Got one of decimals: save it with 8 or 16 bits."
+        )
+    if image.mode != "I" and not image.mode.startswith("I;16"):
+        return image
+    values = np.asarray(image).astype(np.int64)
+    if values.size and not 0 <= values.min() <= values.max() <= np.iinfo(np.uint16).max:
+        fail(f"Expected an image of at most 16 bits at {str(path)!r}. Got values up to {values.max()}.")
+    return Image.fromarray((values // 257).astype(np.uint8))
 
 
 def _ids(paths: list[str], people: str | Path | None) -> Array:

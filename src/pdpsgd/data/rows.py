@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdpsgd.budgets.readers import Frame, Source, count_rows, open_table, table_batches
-from pdpsgd.data.images import ENDINGS, Array, arranged, image_files, read_image
+from pdpsgd.data.images import ENDINGS, Array, arranged, array_header, image_files, read_image
 from pdpsgd.data.preprocessing import Pixels, Preprocessing
 from pdpsgd.data.remarks import Remarks
 from pdpsgd.data.tabular import encode_features
 from pdpsgd.data.text import read_texts, text_column
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pdpsgd.data.schema import Schema
 
 Shape = tuple[int, ...] | None
+SLACK = 1e-3
+"""By which scaled pixels may miss their range, as they are rounded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +164,44 @@ def _array_rows(
     for part in parts:
         remarks.rows += len(part)
         inputs = _as_shaped(part, shape, place)
-        yield Rows((how.pixels or Pixels()).to_inputs(inputs) if part.dtype == np.uint8 else inputs)
+        if part.dtype == np.uint8 or (how.pixels is not None and part.dtype.kind in "ui"):
+            yield Rows(_of_pixels(inputs, how.pixels or Pixels(), place))
+            continue
+        if how.pixels is not None:
+            _check_scaled(inputs, how.pixels, place)
+        yield Rows(inputs)
+
+
+def _of_pixels(pixels: Tensor, how: Pixels, place: str) -> Tensor:
+    """Turn whole numbers into inputs; whatever their type, they count as pixels."""
+    low, high = _limits(pixels)
+    if not 0 <= low <= high <= how.largest:
+        fail(
+            f"Expected pixels from 0 to {how.largest} in {place}: the model was trained on such. Got {low:g} to "
+            f"{high:g}."
+        )
+    return how.to_inputs(pixels)
+
+
+def _limits(numbers: Tensor) -> tuple[float, float]:
+    return (float(numbers.min()), float(numbers.max())) if numbers.numel() else (0.0, 0.0)
+
+
+def _check_scaled(inputs: Tensor, how: Pixels, place: str) -> None:
+    """Refuse numbers that pixels do not become, and warn of those that look like another scale."""
+    channels = list(zip(how.mean, how.std, strict=True))
+    low, high = min((0 - m) / s for m, s in channels), max((1 - m) / s for m, s in channels)
+    least, most = _limits(inputs)
+    if least < low - SLACK or most > high + SLACK:
+        fail(
+            f"Expected pixels as whole numbers from 0 to {how.largest}, or scaled as in training to {low:.3g} to "
+            f"{high:.3g}, in {place}. Got numbers from {least:.3g} to {most:.3g}."
+        )
+    if len(inputs) and least >= 0 > low:
+        warn(
+            f"Pixels were scaled to {low:.3g} to {high:.3g} in training. All numbers in {place} are from {least:.3g} "
+            f"to {most:.3g}: give whole numbers from 0 to {how.largest}, unless these are scaled alike."
+        )
 
 
 def _as_shaped(values: Array, shape: Shape, place: str) -> Tensor:
@@ -184,13 +223,7 @@ def npz_batches(path: Path, name: str, rows: int) -> Iterator[Array]:
                 known = ", ".join(repr(each.removesuffix(".npy")) for each in archive.namelist()) or "none"
                 fail(f"Expected an array {name!r} in {path}. Its arrays are {known}.")
             with archive.open(f"{name}.npy") as file:
-                version = np.lib.format.read_magic(file)
-                reader = (
-                    np.lib.format.read_array_header_1_0
-                    if version == (1, 0)
-                    else np.lib.format.read_array_header_2_0
-                )
-                shape, by_columns, dtype = reader(file)
+                shape, by_columns, dtype = array_header(file)
                 if dtype.hasobject or not shape or by_columns:
                     fail(
                         f"Expected {name!r} in {path} to be an array of plain numbers, row after row. Got another."
