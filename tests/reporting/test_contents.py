@@ -267,3 +267,24 @@ def test_an_audit_in_the_run_folder_is_shown_beside_what_is_proven() -> None:
         assert expected in text
     alarmed = "".join(audit_parts({**audit, "passed": False, "alarms": ["Noise is too small."]}))
     assert "An alarm went off: Noise is too small." in alarmed
+    test = {"passed": True, "false_alarm_rate": 0.001, "checks": [{}] * 3}
+    tested = {**audit, "conformance": {"noise": test, "network, little noise": test}, "blind_tiers": ["1"]}
+    said = words("".join(audit_parts(tested)))
+    assert (
+        "The noise itself, in a run without records: as the plan says (3 checks; a false alarm in 0.001"
+        in said
+    )
+    assert said.count("3 checks") == 1  # the network's canaries have records of people
+    assert "Too few canaries to notice a doubled sampling rate in tier 1." in said
+
+
+def test_an_alarm_of_an_audit_is_the_headline_and_a_silent_one_changes_nothing(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    plain = words(_verdict(run, Check()))
+    silent = {"passed": True, "alarms": [], "confidence": 0.95, "rows": []}
+    assert words(_verdict(replace(run, audit=silent), Check())) == plain
+    alarmed = words(
+        _verdict(replace(run, audit={**silent, "passed": False, "alarms": ["tier 1 leaks"]}), Check())
+    )
+    assert "An audit of this run raised an alarm. tier 1 leaks." in alarmed
+    assert "Do not publish" in alarmed

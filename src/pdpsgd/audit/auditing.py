@@ -24,7 +24,7 @@ from pdpsgd.audit.membership import MembershipResult, membership_by_tier
 from pdpsgd.audit.noise_tests import NoiseSample, noise_checks
 from pdpsgd.audit.observed_run import Tamper, observe_run
 from pdpsgd.audit.one_run import SIGNIFICANCE, OneRunBound, Rule, one_run_bounds, simulated_rule
-from pdpsgd.audit.result import DIRAC, MISLABELED, AuditResult
+from pdpsgd.audit.result import DIRAC, MISLABELED, NETWORK, AuditResult
 from pdpsgd.audit.scores import ExampleScores, LikelihoodScores
 from pdpsgd.audit.shadow import train_shadow_models
 from pdpsgd.errors import check_not_negative, fail
@@ -145,7 +145,7 @@ def audit(
         if example_canaries:
             bounds[MISLABELED] = _examples(work, target, example_canaries, each)
         if all(share in (0.0, 1.0) for r in plan.rounds for share in r.participation):
-            tests["network, little noise"] = _network_conformance(work, target)
+            tests[NETWORK] = _network_conformance(work, target)
         if shadow_models:
             membership = _membership(work, target, shadow_models)
     many = _many(work, runs, each) if runs else ()

@@ -21,6 +21,7 @@ from pdpsgd.cli.training_options import (
     with_embeddings,
     with_task_of,
 )
+from pdpsgd.cli.training_run import defaults_of_texts
 from pdpsgd.errors import fail
 from pdpsgd.training.options import OUTPUT, PLAN, TRAINING
 
@@ -123,6 +124,7 @@ def compare(
             "Expected --finetune with train: here every run would train adapters for minutes. Got it with compare."
         )
     inputs = with_embeddings(inputs, records, screen)
+    options = options.with_defaults(**defaults_of_texts(inputs))
     taught, tested, of_task = in_label_unit(inputs)
     of_task |= {"loss": "squared-error"} if of_task else {}
     parameters = count_parameters(make_network(inputs, options.changed(seed=first_seed)))

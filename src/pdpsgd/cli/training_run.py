@@ -31,7 +31,7 @@ def completed(
     from pdpsgd.models.networks import default_network
 
     mechanism = options.mechanism if plan is None else plan.mechanism
-    of_texts = _defaults_of_texts(inputs)
+    of_texts = defaults_of_texts(inputs)
     of_start = {} if options.start is None else _network_of_start(options.start)
     named = {"model": default_network(inputs.input_shape), **of_texts, **of_start}
     claimed: AbstractContextManager[None] = nullcontext()
@@ -41,7 +41,7 @@ def completed(
     return options.with_defaults(**named, progress=not quiet), claimed
 
 
-def _defaults_of_texts(inputs: TrainingInputs) -> dict[str, Any]:
+def defaults_of_texts(inputs: TrainingInputs) -> dict[str, Any]:
     """Return the options that suit texts: those of a linear model, or of adapters."""
     if inputs.encoder is None:
         return {}

@@ -8,6 +8,13 @@ from typing import Any
 from pdpsgd.reporting import parts
 from pdpsgd.reporting.charts.audit import proven_against_measured
 
+EXPLAINED = {
+    "mechanism": "Sampling, clipping and noise of the whole run",
+    "mechanism, little noise": "Sampling and clipping at a tenth of the noise, where faults show more clearly",
+    "noise": "The noise itself, in a run without records",
+}
+"""What the conformance tests that touch nobody's record are about."""
+
 
 def audit_parts(audit: Mapping[str, Any]) -> list[str]:
     """Return what `audit.json` of a run folder says. Nothing in that file was computed from people's records."""
@@ -24,6 +31,17 @@ def audit_parts(audit: Mapping[str, Any]) -> list[str]:
     ]
     head = ("tier", "promised, at most", "proven, at most", "measured, at least", "strongest attack")
     shown = parts.table(head, rows, caption="Epsilon promised, proven and measured, tier by tier")
+    followed = [
+        f"{EXPLAINED[name]}: {'as the plan says' if found['passed'] else 'NOT as the plan says'} "
+        f"({len(found['checks'])} checks; a false alarm in {found['false_alarm_rate']:g} of correct runs)."
+        for name, found in (audit.get("conformance") or {}).items()
+        if name in EXPLAINED
+    ]
+    blind = audit.get("blind_tiers")
+    if blind:
+        followed.append(
+            f"Too few canaries to notice a doubled sampling rate in tier {', '.join(map(str, blind))}."
+        )
     return [
         parts.paragraph(
             f"Made-up people were put on the list and the training was attacked, at {audit['confidence']:.0%} "
@@ -36,6 +54,9 @@ def audit_parts(audit: Mapping[str, Any]) -> list[str]:
             describe="For each tier of people: epsilon promised, proven, and shown by attacks.",
             data=shown,
         ),
+        *([parts.paragraph("Does training follow its plan? Tested on made-up people:")] if followed else []),
+        *([parts.bullets(followed)] if followed else []),
+        parts.paragraph("What attacks on people's own records showed is not public, and not on this page."),
     ]
 
 

@@ -120,6 +120,10 @@ def _verdict(run: Run, check: Check) -> str:
         )
     if check.broken is not None:
         return parts.verdict(False, "The plan breaks its promise.", f"{check.broken} Do not publish.")
+    if run.audit is not None and not run.audit["passed"]:
+        said = " ".join(f"{alarm}." for alarm in run.audit["alarms"])
+        why = "Training is not what was proven, or the alarm is false: audit again, with another seed. Do not publish."
+        return parts.verdict(False, "An audit of this run raised an alarm.", f"{said} {why}")
     found = run.result.get("verdict")
     if found is None:
         return parts.verdict(

@@ -112,10 +112,15 @@ HISTORY = {
     "test_rmse": Optional(_EPSILON),
     "rmse_by_tier": Optional(Each(_EPSILON)),
 }
+PUBLIC_TESTS = ("mechanism", "mechanism, little noise", "noise")
+"""Conformance tests of an audit that touch nobody's record."""
+_CONFORMANCE = {"passed": bool, "false_alarm_rate": _SHARE, "checks": [ANY]}
 AUDIT = {
     "passed": bool,
     "alarms": [str],
     "confidence": _SHARE,
+    "blind_tiers": Optional([str]),
+    "conformance": Optional({name: Optional(_CONFORMANCE) for name in PUBLIC_TESTS}),
     "rows": [
         {
             "tier": str,
