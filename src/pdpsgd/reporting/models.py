@@ -39,7 +39,7 @@ def models_page(made: ModelComparison, runs: Sequence[str], *, test_file: str) -
     sections = [
         parts.Section("Overview", "On all test people", *_overview(made, whole[1][0], test_file)),
         *(parts.Section(f"By {kind}", f"By {kind}", *_by(made, kind, groups)) for kind, groups in others),
-        parts.Section("Runs", "The two runs", _runs([read_run(run) for run in runs], made.names)),
+        parts.Section("Runs", "The two runs", *_runs([read_run(run) for run in runs], made.names)),
         parts.Section("Remarks", "What to keep in mind", *_remarks(made)),
     ]
     return parts.page(
@@ -135,14 +135,19 @@ def _table(groups: Sequence[Group], made: ModelComparison, *, caption: str) -> s
     return parts.table(head, rows, caption=caption)
 
 
-def _runs(runs: Sequence[Run], names: tuple[str, str]) -> str:
+def _runs(runs: Sequence[Run], names: tuple[str, str]) -> list[str]:
     def row(name: str, run: Run) -> tuple[str, ...]:
+        return (name, str(run.settings.get("date", "")), run.plan.mechanism, f"{run.plan.people:,}")
+
+    def said(name: str, run: Run) -> str:
         found = run.result.get("verdict")
-        said = "no verdict" if not found else str(found["text"])
-        return (name, str(run.settings.get("date", "")), run.plan.mechanism, f"{run.plan.people:,}", said)
+        return f"{name}: {found['text'] if found else 'no verdict.'}"
 
     rows = [row(name, run) for name, run in zip(names, runs, strict=True)]
-    return parts.table(("run", "date", "mechanism", "people", "verdict"), rows, caption="The two runs")
+    return [
+        parts.table(("run", "date", "mechanism", "people"), rows, caption="The two runs"),
+        parts.bullets(said(name, run) for name, run in zip(names, runs, strict=True)),
+    ]
 
 
 def _remarks(made: ModelComparison) -> list[str]:
