@@ -78,8 +78,14 @@ def test_plans_and_histories_of_people_who_have_a_ledger_are_marked(
 ) -> None:
     columns = ("--id-column", "person", "--delta-column", "delta", "--steps", "6", "--batch-size", "20")
     check(run("plan", people, *columns, "--json", "plan.json"))
-    check(run("train", people, *TABLE, *SMALL, "--plan", "plan.json", "--run-folder", "alone"))
-    assert "ledger-off" not in reasons("alone")
+    said = check(run("train", people, *TABLE, *SMALL, "--plan", "plan.json", "--run-folder", "alone"))
+    assert "not for release. Plan from the ledger" in " ".join(said.split())
+    assert "ledger-off" in reasons("alone")  # nothing counts it later
+    nameless = ("--label", "income", "--delta-column", "delta", "--one-row-per-person")
+    plain = ("--delta-column", "delta", "--steps", "6", "--batch-size", "20")
+    check(run("plan", people, *plain, "--json", "nameless.json"))
+    check(run("train", people, *nameless, *SMALL, "--plan", "nameless.json", "--run-folder", "nameless"))
+    assert "ledger-off" not in reasons("nameless")  # no ledger can know them
     check(run("train", people, *TABLE, *SMALL, "--run-folder", "january"))
     check(run("train", people, *TABLE, *SMALL, "--plan", "plan.json", "--run-folder", "beside"))
     assert "ledger-off" in reasons("beside")
@@ -195,3 +201,13 @@ def test_nothing_is_booked_for_a_folder_that_another_process_uses(
     assert result.exit_code == 2
     assert "Expected a run folder that is not in use" in words(result)
     assert not Path("people.ledger").exists()
+
+
+def test_after_spending_all_it_is_said_how_much_is_left(run: Callable[..., Any], people: Path) -> None:
+    said = " ".join(
+        check(run("train", people, *TABLE, *SMALL, "--spend", "all", "--run-folder", "one")).split()
+    )
+    assert "Next to nothing is left for later runs on these people: up to epsilon" in said
+    assert "(mean)" in said
+    said = " ".join(check(run("ledger", "show")).split())
+    assert "(mean)" in said

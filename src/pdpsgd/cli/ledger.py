@@ -317,8 +317,8 @@ def _show_tiers(tiers: list[Any], screen: shared.Screen) -> None:
     from rich.table import Table
 
     table = Table(
-        "epsilon", "delta", "people", "spent (mean)", "spent (most)", "left of mu^2", "nothing left", title="People",
-        title_justify="left",
+        "epsilon", "delta", "people", "spent (mean)", "spent (most)", "left of mu^2 (mean)", "nothing left",
+        title="People", title_justify="left",
     )  # fmt: skip
     for tier in tiers:
         table.add_row(

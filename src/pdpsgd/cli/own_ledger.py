@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from pdpsgd.training.options import option
 if TYPE_CHECKING:
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.ledger import Ledger, ReservedRun
+    from pdpsgd.ledger.values import TierShare
     from pdpsgd.training.inputs import TrainingInputs
     from pdpsgd.training.run_folder import RunFolder
 
@@ -98,13 +100,31 @@ def ledger_of(
     *,
     own_data: bool,
     by_files: bool,
+    by_plan: bool = False,
 ) -> tuple[str | None, TrainingInputs]:
-    """Say where the ledger of these people is, or note that none is kept where one should be."""
+    """Say where the ledger of these people is, or note that none is kept where one should be.
+
+    Args:
+        inputs: Records and people of the run.
+        place: Where the ledger is, if one is to be kept.
+        asked: What was said of a ledger.
+        screen: Where to say it.
+        own_data: Whether the records are people's own.
+        by_files: Whether earlier runs are counted by --history, in this command or when the plan was made.
+        by_plan: Whether the run follows a ready plan that counts no earlier run and was not made from a ledger.
+    """
     if place is None:
-        off = own_data and (asked.no_ledger or knows_some(default_place(), inputs.budgets))
-        if own_data and by_files and not asked.no_ledger:
+        named = inputs.budgets is not None and inputs.budgets.named
+        alone = by_plan and named
+        off = own_data and (asked.no_ledger or alone or knows_some(default_place(), inputs.budgets))
+        if own_data and alone and not asked.no_ledger:
             screen.say(
-                "Note: A ready plan or a history is counted by itself: this run is entered in no ledger. What people "
+                "Note: This plan was not made from a ledger, and none was named: the run is not counted later, and not "
+                "for release. Plan from the ledger of these people (pdpsgd plan --ledger), or name it here (--ledger)."
+            )
+        elif own_data and by_files and not asked.no_ledger:
+            screen.say(
+                "Note: A history in files is counted by itself: this run is entered in no ledger. What people "
                 "allow is promised for it alone, and a later run has to be planned with it as --history."
             )
         return None, replace(inputs, ledger_off=off)
@@ -180,7 +200,12 @@ def announce(
         f"Run {said.run} in the ledger {place} {takes}, of what {people:,} people allow over all runs:"
     )
     table = Table(
-        "allow over all runs", "at delta", "people", "spent before", "this run takes", "left after it"
+        "allow over all runs",
+        "at delta",
+        "people",
+        "spent before (mean)",
+        "this run takes (mean)",
+        "left after it (mean)",
     )
     for tier in said.tiers:
         table.add_row(
@@ -193,11 +218,13 @@ def announce(
         )
     screen.table(table)
     stays = "" if rehearsed else "It stays charged whatever becomes of the run. "
-    screen.say(
-        f"(Epsilons do not add up: their mu^2 do.) {stays}"
-        + (
-            "--spend all takes everything."
-            if spend not in ("all", "1", "1.0")
-            else "Nothing is left for later runs on these people."
-        )
-    )
+    screen.say(f"(Epsilons do not add up: their mu^2 do.) {stays}{_left_for_later(said.tiers, spend)}")
+
+
+def _left_for_later(tiers: Sequence[TierShare], spend: str) -> str:
+    if spend not in ("all", "1", "1.0"):
+        return "--spend all takes everything."
+    most = max((tier.left for tier in tiers if math.isfinite(tier.left)), default=0.0)
+    if most == 0:
+        return "Nothing is left for later runs on these people."
+    return f"Next to nothing is left for later runs on these people: up to epsilon {most:.2g}, by tier."

@@ -110,8 +110,10 @@ def train(
     for sentence in () if like is None else differences(like, record):
         screen.say(sentence)
     ready = None if plan is None else _ready_plan(plan, options, earlier)
-    by_files = bool(earlier.history) or (ready is not None and ready.ledger is None)
-    place = ledger.place(own_data=own_data, counted_otherwise=by_files or people.tiers is not None)
+    by_plan = ready is not None and ready.ledger is None and not any(x.history for x in ready.levels)
+    by_files = bool(earlier.history) or (ready is not None and ready.ledger is None and not by_plan)
+    counted_otherwise = by_files or by_plan or people.tiers is not None
+    place = ledger.place(own_data=own_data, counted_otherwise=counted_otherwise)
     check_folder(options, place)
     inputs = read_inputs(
         data,
@@ -131,7 +133,9 @@ def train(
         )
     for note in inputs.notes:
         screen.say(f"Note: {note}")
-    place, inputs = ledger_of(inputs, place, ledger, screen, own_data=own_data, by_files=by_files)
+    place, inputs = ledger_of(
+        inputs, place, ledger, screen, own_data=own_data, by_files=by_files, by_plan=by_plan
+    )
     options, claimed = completed(options, ready, inputs, data, quiet=quiet)
     with claimed:
         network = network_of(inputs, options, screen)
