@@ -536,9 +536,8 @@ def token_loss_of(model: nn.Module) -> str | None:
     if not isinstance(own, transformers.PreTrainedModel):
         return None
     if own.config.is_encoder_decoder:
-        writes = (
-            hasattr(own, "prepare_decoder_input_ids_from_labels") and own.get_output_embeddings() is not None
-        )
+        head: Any = own.get_output_embeddings  # transformers does not say what it returns
+        writes = hasattr(own, "prepare_decoder_input_ids_from_labels") and head() is not None
         return SEQUENCE if writes else None
     kind = own.loss_type or CAUSAL  # what transformers takes where a model names none
     return kind if kind in PER_TOKEN else None

@@ -83,7 +83,7 @@ class _FixedPadding(TorchFunctionMode):
         padding = (kwargs or {}).get("padding_idx", args[2] if len(args) > 2 else None)
         if func is not nn.functional.embedding or padding is None:
             return found
-        weight = (kwargs or {}).get("weight", args[1] if len(args) > 1 else None)
+        weight = args[1] if len(args) > 1 else (kwargs or {})["weight"]
         return torch.where((args[0] == padding % len(weight))[..., None], found.detach(), found)
 
 
