@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+import pdpsgd
+from pdpsgd.cli.own_ledger import copy_of
 from tests.cli.test_like import SCHEMA, run, write
 
 
@@ -200,3 +202,20 @@ def test_texts_are_rehearsed_at_their_public_length(place, monkeypatch):
     settings = json.loads((place / "runs/a-rehearsal/public/settings.json").read_text())
     assert settings["encoder"]["max_tokens"] == 16
     assert not (place / "cache/pdpsgd/embeddings.sqlite").exists()  # nothing made up among what is kept
+
+
+def test_a_copy_of_a_ledger_has_all_that_was_written_and_gives_nothing_back(tmp_path):
+    place = str(tmp_path / "people.ledger")
+    ledger = pdpsgd.Ledger.create(place)
+    ledger.enroll(pdpsgd.Budgets([1.0, 2.0], ids=["ann", "ben"]))  # in the log beside the file, maybe
+    with ledger.accounts(), copy_of(place) as copy:
+        assert copy.head == ledger.head
+        copy.enroll(pdpsgd.Budgets([3.0], ids=["cem"]))
+        assert len(copy.everybody()) == 3
+    assert len(ledger.everybody()) == 2
+
+
+def test_what_is_no_ledger_is_not_copied(tmp_path):
+    (tmp_path / "people.ledger").write_text("no ledger")
+    with pytest.raises(pdpsgd.PdpsgdError), copy_of(str(tmp_path / "people.ledger")):
+        pass

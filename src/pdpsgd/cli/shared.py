@@ -84,7 +84,12 @@ JsonFile = Annotated[
         show_default=False,
     ),
 ]
-Yes = Annotated[bool, option("--yes", "-y", help="agreement that test people get no promise", panel=OUTPUT)]
+Yes = Annotated[
+    bool,
+    option(
+        "--yes", "-y", help="agreement to what would be asked (test people without a promise)", panel=OUTPUT
+    ),
+]
 Quiet = Annotated[bool, option("--quiet", "-q", help="no output but errors", panel=OUTPUT)]
 
 

@@ -131,7 +131,9 @@ def save_ledger_chart(
             (("spent", 1 - tier["mean_share_left"]), ("left", tier["mean_share_left"]))
         )
     ]
-    made = [shares_left_chart(rows, palette).properties(title="Of what people allow, on average")]
+    made = [
+        shares_left_chart(rows, palette).properties(title="Of what people allow over all runs, on average")
+    ]
     if timeline:
         made.append(
             timeline_chart(timeline_rows(timeline), palette).properties(title="Over time", height=200)
