@@ -192,3 +192,19 @@ def test_two_runs_that_predict_numbers_are_compared_in_the_unit_of_the_label(jan
     mixed = run("compare", "runs/jan", "runs/n-feb", "--test-file", "test.csv")
     assert mixed.exit_code == 2
     assert "two models of one kind" in " ".join(mixed.output.split())
+
+
+def test_a_start_that_is_taken_over_is_said(tmp_path):
+    from pdpsgd.cli.earlier_run import differences
+    from pdpsgd.training.run_folder import RunFolder
+
+    record = {"data": "feb.csv", "options": {"start": "/runs/jan"}, "files": {}, "versions": {}}
+    folder = RunFolder(tmp_path / "feb")
+    folder.make().write_command(record)
+    folder.write_result({})
+    said = differences(folder.path, record)
+    assert (
+        f"As then: --start /runs/jan. To begin with that run's own model, give --start {folder.path}." in said
+    )
+    other = differences(folder.path, {**record, "options": {"start": str(folder.path)}})
+    assert not any("As then" in sentence for sentence in other)

@@ -106,6 +106,9 @@ def differences(like: Path, now: Mapping[str, Any]) -> list[str]:
             continue  # the run's own
         if old != new:
             said.append(f"Differs: {_option(name)} {_shown(new)} instead of {_shown(old)}.")
+    start = now["options"].get("start")
+    if start is not None and start == before["options"].get("start"):
+        said.append(f"As then: --start {start}. To begin with that run's own model, give --start {like}.")
     for name, file in before["files"].items():
         new = now["files"].get(name)
         if name != "data" and new and new["path"] == file["path"] and new["sha256"] != file["sha256"]:
