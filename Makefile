@@ -6,6 +6,7 @@
 #   make lint     ruff and mypy only
 #   make fuzz     10,000 damaged files and odd options, and 1,000 kills of a run (an hour or so)
 #   make bench    ratios against the peers, in one run (several minutes)
+#   make guards   every refusal of the engine's checks is switched off once, to see a test fail (half an hour or so)
 #   make kills    a process at a ledger is killed 1,000 times, on SQLite and PostgreSQL (about ten minutes)
 #   make docs     the documentation, into site/
 #   make reproduce WHAT=...   the paper's tables and figures; more options: OPTIONS="--dataset mnist"
@@ -22,7 +23,7 @@ QUICK := tests/test_rooms.py $(addprefix tests/,budgets accounting sampling data
 	tests/cli/test_plan.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check lint fuzz bench kills docs reproduce clean
+.PHONY: help demo test check lint fuzz bench guards kills docs reproduce clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,6 +54,9 @@ bench: $(VENV)/.ready-bench
 
 kills: $(VENV)/.ready-test
 	KILLS=1000 $(BIN)/python -m pytest -q tests/ledger/test_failures.py -k killed_at_any_moment
+
+guards: $(VENV)/.ready-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.guards $(or $(GUARDS),engine gradients/unsupported tests/engine tests/gradients/test_refusals.py)
 
 docs: $(VENV)/.ready-docs
 	$(BIN)/mkdocs build --strict

@@ -93,6 +93,9 @@ def test_separators_decimal_commas_and_latin_letters_are_read(
     assert "low = 50" in draft  # weights are numbers
     assert 'kind = "date"' in draft
     assert ("no UTF-8" in said(result)) == (encoding == "latin-1")
+    public = "".join(file.read_text() for file in Path("run/public").rglob("*.json"))
+    assert "UTF-8" not in public  # whose line it is shows somebody's record
+    assert "Latin-1" not in public
     assert "left out, unless a schema says otherwise: 'remarks'" in said(result)
     scored = run("predict", "run", "people.csv", "-o", "scored.csv")
     assert scored.exit_code == 0, scored.output

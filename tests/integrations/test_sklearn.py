@@ -380,3 +380,18 @@ def test_nothing_of_the_rows_is_pickled_with_an_estimator(patients: dict[str, An
     again = pickle.loads(pickle.dumps(made))
     assert not any("fit" in name for name in vars(again))
     assert again.verdict_.outcome == HOLDS
+
+
+def test_settings_do_not_tell_whether_somebody_has_several_rows() -> None:
+    rng = np.random.default_rng(5)
+    X, y = rng.random((40, 2)), rng.integers(0, 2, 40)
+    listed = {f"p{i}": 2.0 for i in range(40)}
+    ids = [f"p{i}" for i in range(40)]
+    found = []
+    for groups in (ids, ["p1", *ids[1:]]):  # somebody has two rows, and somebody none
+        forget_fits()
+        made = PersonalizedClassifier(feature_ranges=(0, 1), classes=[0, 1], model="linear", **QUICK)
+        made.fit(X, y, epsilon=listed, groups=groups)
+        found.append({**made.result_.settings, "plan": made.plan_.digest})
+    assert found[0] == found[1]
+    assert found[0]["records_per_person"] == 1
