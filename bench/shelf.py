@@ -1,10 +1,12 @@
 """A private step over a plain one, for every network of `zoo.py`: who is slow, and who is behind Opacus.
 
-    python bench/shelf.py [mlp bert mnist:1024 ...] [--seconds 3] [--json FILE] [--page FILE]
+    python bench/shelf.py [mlp bert mnist:1024 ...] [--seconds 3] [--json FILE] [--page FILE] [--memory]
 
 All contenders take turns in one process, on one thread, and processor time is measured: machines that others use too
 allow no other clock. What counts is the median turn. Private steps are those of the whole engine: batches sampled,
 loop checked, cryptographic noise. Plain SGD is the faster one of as written and channels last.
+
+With --memory, peak memory instead: of plain SGD and of the engine, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import argparse
 import gc
 import json
 import pathlib
+import resource
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -124,6 +129,29 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     }
 
 
+def peak(name: str, contender: str) -> float:
+    """Take some steps alone, and return the peak memory of this process in MB."""
+    kind, _, number = name.partition(":")
+    network = ZOO[kind]
+    torch.manual_seed(0)
+    inputs = network.inputs(int(number or network.batch))
+    make = {"plain": plain, "private": private}[contender]
+    step = make(network, network.build(), inputs, network.targets(inputs))
+    for _ in range(12):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def compare_memory(name: str) -> None:
+    """Print the peak memory of both, and their ratio."""
+    found = []
+    for contender in ("plain", "private"):
+        command = [sys.executable, __file__, name, "--alone", contender]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found.append(float(output.split()[-1]))
+    print(f"{name}: plain {found[0]:,.0f} MB, private {found[1]:,.0f} MB, ratio {found[1] / found[0]:.2f}")
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     ratios = [row["ratios"].get(name) for name in ("private", "Opacus, hooks", "Opacus, ghost")]
     shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
@@ -159,9 +187,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--page", type=pathlib.Path)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--alone", choices=("plain", "private"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if options.alone:
+        print(peak(options.networks[0], options.alone))
+        return
+    if options.memory:
+        for name in options.networks:
+            compare_memory(name)
+        return
     rows = []
     for name in options.networks:
         rows.append(measure(name, options.seconds))
