@@ -178,6 +178,48 @@ def test_records_squared_norms_are_not_simply_added() -> None:
     assert 0.998 < float(many.norm()) <= 1
 
 
+def _sum_of(module: nn.Linear, inputs: torch.Tensor, shares: torch.Tensor, starts: list[int]) -> torch.Tensor:
+    clipped = ClippedGradients(module)
+    (module(inputs) * shares).sum().backward()
+    people = torch.tensor(starts)
+    clipped.clipped_sum(torch.ones(len(people) - 1), loss_reduction="sum", starts=people)
+    clipped.remove()
+    return torch.cat([total.flatten() for total in clipped.flat_sums])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_records_that_nearly_cancel_are_clipped_all_the_same(seed: int) -> None:
+    """Rounded after weighing, products a million times the sum would leave far more than the clipping norm."""
+    torch.manual_seed(seed)
+    module = nn.Linear(30, 20, bias=False)
+    inputs, shares = torch.randn(2, 30).repeat_interleave(2, 0), torch.randn(2, 20).repeat_interleave(2, 0)
+    shares[1::2] *= -1
+    inputs[1::2] *= 1 + 2.0**-20
+    found = _sum_of(module, inputs * 1e6, shares * 1e3, [0, 4])
+    assert 0.9 < float(found.norm()) <= 1.0
+
+
+@pytest.mark.parametrize("person", [0, 7, 15, 16, 39])
+def test_how_many_records_somebody_has_changes_nothing_for_people_of_other_units(person: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(70, 20)
+    sizes = torch.randint(1, 5, (40,))
+    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    inputs, shares = torch.randn(int(starts[-1]), 70), torch.randn(int(starts[-1]), 20)
+    shares[starts[person] : starts[person + 1]] = 0  # their own part is nothing; others' rows move
+    first, last = int(starts[person]), int(starts[person + 1])
+    found = []
+    for rows in (1, 9):
+        moved = [
+            torch.cat([part[:first], part[first : first + 1].expand(rows, -1), part[last:]])
+            for part in (inputs, shares)
+        ]
+        changed = starts.clone()
+        changed[person + 1 :] += rows - int(sizes[person])
+        found.append(_sum_of(module, *moved, changed.tolist()))
+    assert float((found[0] - found[1]).norm()) <= 64 * 66 * 2.0**-24
+
+
 def test_records_that_cancel_leave_what_is_left_of_them() -> None:
     # Two huge records with opposite gradients and a small one: clipping is of what remains, within C.
     module = nn.Linear(1, 1, bias=False)

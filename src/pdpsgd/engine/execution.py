@@ -175,14 +175,14 @@ class Execution:
         self.sampler.forget()
 
     def _sample(self, step: int) -> Iterator[PhysicalBatch]:
-        if self._many is not None and self._many.most > 1:
-            return self._sample_many(self._many, step)
         if step not in self._ahead:
             # Several steps at once, where batches are small: between steps, everything is out of the cache.
             index = self.round_index(step)
-            several = steps_at_once(self.plan.rounds[index].expected_batch_size)
+            most = 1 if self._many is None else self._many.most
+            several = steps_at_once(self.plan.rounds[index].expected_batch_size * most)
+            sample = self._sample_one if most == 1 else self._sample_many
             self._ahead = {
-                number: self._sample_one(number, index)
+                number: sample(number, index)
                 for number in range(step, min(step + several, self._ends[index]))
             }
         return iter(self._ahead.pop(step))
@@ -219,13 +219,14 @@ class Execution:
             return self._record_of_person[people]
         return self._many.of_people.choose(people, most=1, source=self.source, step=step)[0]
 
-    def _sample_many(self, many: ManyRecords, step: int) -> Iterator[PhysicalBatch]:
+    def _sample_many(self, step: int, round: int) -> list[PhysicalBatch]:
+        assert self._many is not None
         people = self.sampler.draw(step)
-        norms = self._norm_of_level[self.round_index(step)][self._level_of_person[people]]
-        pieces = list(many.pieces(people, norms, source=self.source, step=step, layout=self.layout))
+        norms = self._norm_of_level[round][self._level_of_person[people]]
+        pieces = list(self._many.pieces(people, norms, source=self.source, step=step, layout=self.layout))
         seed = self.seed(step, purpose="fetch")
-        for piece in pieces:
-            yield PhysicalBatch(
+        return [
+            PhysicalBatch(
                 step=step,
                 records=piece.records,
                 clip_norms=torch.from_numpy(piece.clip_norms),
@@ -235,6 +236,8 @@ class Execution:
                 starts=piece.starts,
                 seed=seed + piece.first_row,
             )
+            for piece in pieces
+        ]
 
     def _follows(self, batch: PhysicalBatch) -> bool:
         """Tell whether the batch comes after the current one, or begins its step (or the next one) anew."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
 from pdpsgd.gradients._torch import full_precision
-from pdpsgd.gradients.groups import Groups, over_people
+from pdpsgd.gradients.groups import Groups
 from pdpsgd.gradients.instrument import instrument
-from pdpsgd.gradients.layers import InFull, Layers
+from pdpsgd.gradients.layers import Layers
 from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.views import over_views
 from pdpsgd.gradients.weights import charged_norms, checked_largest, weigh
@@ -102,7 +102,7 @@ class ClippedGradients:
                 multiplicity). An example's gradient is their average.
             starts: For people with many records: person i has records starts[i] to starts[i + 1] of the batch, at least
                 one (a placeholder, with a clipping norm of 0). `clip_norms` are those of people, and a person's
-                gradient is the average over their records. In float64 throughout, whatever `clip_norms` are.
+                gradient is the average over their records.
             note: Called, before anything is added, with the most by which each example's or person's part moves the
                 sum, rounding included: at most C_i, and less for small gradients (`charged_norms`; sensitive).
 
@@ -228,13 +228,13 @@ class ClippedGradients:
         if clip_norms.shape[0] == 0:
             return 0
         scale: Any = records if loss_reduction == "mean" else 1 / views
+        groups = None
         if starts is not None:
             groups = Groups(starts * views if views > 1 else starts, clip_norms.device)
-            gradients = {parameter: over_people(part, groups) for parameter, part in gradients.items()}
             scale = scale * views / groups.sizes.to(torch.float64)
         elif views > 1:
             gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-        layers: Layers | InFull = (Layers if starts is None else InFull)(gradients, self.sums)
+        layers = Layers(gradients, self.sums, groups)
         squares = layers.squared_norms()
         largest = checked_largest(clip_norms, largest_clip_norm)
         found = weigh(squares, clip_norms, largest, scale)

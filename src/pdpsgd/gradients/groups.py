@@ -2,7 +2,7 @@
 
 A person's rows are like the positions of one example: the squared norm of their sum is a sum over pairs of *own* rows.
 How many rows somebody has depends on their records, so rows of others may stand elsewhere without them: whatever is
-added over people is added in float64 (see `sums`).
+added over people is added in float64 (see `sums`), but by compiled code, which cuts batches between people (`layers`).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample
 from pdpsgd.gradients.sums import SMALLEST_FACTOR
@@ -20,12 +21,18 @@ class Layers:
     than the norm of their sum. Compiled code adds the rows of a unit of k examples (as many as have 64 rows, or one) in
     float32, 64 at a time, if for each of them they add up to at most 64 / k times that norm; if not, in float64. Either
     way a unit is off by at most 64 * 66 * 2^-24 C, and which way it takes depends on the examples in it alone.
+
+    With `groups` the same for people with many rows: a unit is 16 people, whatever rows they have, so where others'
+    units begin and end does not depend on how many rows anybody has. What is not of that form is added in float64.
     """
 
     def __init__(
-        self, gradients: Mapping[nn.Parameter, PerExample], sums: Mapping[nn.Parameter, Tensor]
+        self,
+        gradients: Mapping[nn.Parameter, PerExample],
+        sums: Mapping[nn.Parameter, Tensor],
+        groups: Groups | None = None,
     ) -> None:
-        self._gradients, self._sums = gradients, sums
+        self._gradients, self._sums, self._groups = gradients, sums, groups
         self._others: list[tuple[PerExample, Tensor]] = []
         self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
         parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
@@ -35,24 +42,29 @@ class Layers:
                 gradient, total = whole.part, total[whole.rows]
             if isinstance(gradient, Materialized) and native.has_layer(gradient.values, total):
                 parts.append((gradient.values, None, total))
-            elif (
-                isinstance(gradient, OuterProducts)
-                and (gradient.positions == 1 or gradient.by_gram)
-                and native.has_layer(gradient.left, total)
-                and native.has_layer(gradient.right, total)
-            ):
+            elif isinstance(gradient, OuterProducts) and self._is_together(gradient, total):
                 if gradient.arrange is not None:
                     matrix = total.new_zeros(gradient.matrix)
                     self._arranged.append((gradient.arrange, matrix, total))
                     total = matrix
                 parts.append((gradient.left, gradient.right, total))
             else:
-                self._others.append((gradient, total))
+                self._others.append((gradient if groups is None else over_people(gradient, groups), total))
         size = next((gradient.batch_size for gradient in gradients.values()), 0)
-        self._together = native.layers(parts, size) if parts else None
+        if groups is not None:
+            size = groups.people
+        starts = None if groups is None else groups.starts
+        self._together = native.layers(parts, size, starts) if parts else None
+
+    def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
+        return (
+            (gradient.positions == 1 or (gradient.by_gram and self._groups is None))
+            and native.has_layer(gradient.left, total)
+            and native.has_layer(gradient.right, total)
+        )
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norm of each example's gradients, in float64."""
+        """Return the squared norm of each example's, or person's, gradients, in float64."""
         squares = [gradient.squared_norms() for gradient, _ in self._others]
         total = torch.stack(squares).sum(0, dtype=torch.float64) if squares else None
         if self._together is not None:
@@ -64,41 +76,17 @@ class Layers:
     def add_weighted_sums(self, found: Weighed) -> None:
         """Add the sums over the examples of weight times gradient; after `squared_norms`."""
         for gradient, total in self._others:
-            gradient.add_weighted_sum(
-                found.scaled if gradient.dtype == torch.float64 else found.narrow, total
-            )
+            exact = self._groups is not None or gradient.dtype == torch.float64
+            gradient.add_weighted_sum(found.scaled if exact else found.narrow, total)
         if self._together is not None:
-            self._together.add(found.narrow)
+            self._together.add(found.narrow, found.scaled)
         for arrange, matrix, total in self._arranged:
             total += arrange(matrix[None])[0]
 
     def zeroed(self, examples: Tensor) -> Layers:
-        """Return the same with the gradients of these examples (a boolean mask) zero."""
-        zeroed = {parameter: gradient.zeroed(examples) for parameter, gradient in self._gradients.items()}
-        layers = Layers(zeroed, self._sums)
+        """Return the same with the gradients of these examples, or people, (a boolean mask) zero."""
+        rows = examples if self._groups is None else examples[self._groups.owner]
+        zeroed = {parameter: gradient.zeroed(rows) for parameter, gradient in self._gradients.items()}
+        layers = Layers(zeroed, self._sums, self._groups)
         layers.squared_norms()
         return layers
-
-
-class InFull:
-    """The same for people with many records: one parameter after the other, sums in float64 throughout."""
-
-    def __init__(
-        self, gradients: Mapping[nn.Parameter, PerExample], sums: Mapping[nn.Parameter, Tensor]
-    ) -> None:
-        self._gradients, self._sums = gradients, sums
-
-    def squared_norms(self) -> Tensor:
-        """Return the squared norm of each person's gradients, in float64."""
-        squares = [gradient.squared_norms() for gradient in self._gradients.values()]
-        return torch.stack(squares).sum(0, dtype=torch.float64)
-
-    def add_weighted_sums(self, found: Weighed) -> None:
-        """Add the sums over the people of weight times gradient."""
-        for parameter, gradient in self._gradients.items():
-            gradient.add_weighted_sum(found.scaled, self._sums[parameter])
-
-    def zeroed(self, examples: Tensor) -> InFull:
-        """Return the same with the gradients of these people (a boolean mask) zero."""
-        zeroed = {parameter: gradient.zeroed(examples) for parameter, gradient in self._gradients.items()}
-        return InFull(zeroed, self._sums)

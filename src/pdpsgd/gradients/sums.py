@@ -8,7 +8,7 @@ C, which is 3e-4 C at ten million people.
 
 With weights in float64 all of this is done in float64, and it does not matter where in a batch an example stands: for
 people with many records, whose number decides that, the sum moves by that person and by 2^-52 n^2 C, n people in a
-batch.
+batch. (Compiled code adds their rows in float32 over units of as many people each: see `layers`.)
 """
 
 from __future__ import annotations

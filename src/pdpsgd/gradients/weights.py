@@ -46,7 +46,7 @@ def weigh(squares: Tensor, clip_norms: Tensor, largest_clip_norm: float, scale: 
         squares: Squared norms of recorded gradients, in float64.
         clip_norms: C_i, the clipping norm of each example.
         largest_clip_norm: The largest clipping norm that anybody has, C.
-        scale: The factor; one for all, or one for each.
+        scale: The factor; one for all, or one for each, in float64.
     """
     if native.has_clipping(squares, clip_norms) and not isinstance(scale, Tensor):
         kept, room = 1 - NORM_MARGIN, SUM_MARGIN * largest_clip_norm

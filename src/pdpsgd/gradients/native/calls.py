@@ -75,10 +75,18 @@ class Layers:
     """The gradients of layers for each example: rows of numbers, or sums over positions of outer products."""
 
     def __init__(
-        self, code: ctypes.CDLL, parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int
+        self,
+        code: ctypes.CDLL,
+        parts: list[tuple[Tensor, Tensor | None, Tensor]],
+        examples: int,
+        starts: Tensor | None = None,
     ) -> None:
-        """A part has factors (examples, positions, width) and a total; or rows, None and a total."""
+        """A part has factors (examples, positions, width) and a total; or rows, None and a total.
+
+        With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each.
+        """
         self._code, self._examples, self._count = code, examples, len(parts)
+        self._starts = None if starts is None else starts.contiguous()
         self._in_use: list[Tensor] = []  # as long as their addresses are
         fields: list[int] = []
         for left, right, total in parts:
@@ -101,13 +109,15 @@ class Layers:
         _succeed(self._code.layer_squares(*self._counts(), ctypes.c_double(smallest), *places))
         return squares
 
-    def add(self, weights: Tensor) -> None:
-        """Add the sums weighted by float32 numbers to the totals; after `squares`."""
+    def add(self, weights: Tensor, fine: Tensor | None = None) -> None:
+        """Add the sums weighted by float32 numbers to the totals; after `squares`. People have float64 ones as well."""
         weights = weights.contiguous()
-        _succeed(self._code.add_layers(*self._counts(), _address(weights), _address(self._ratios)))
+        places = _address(weights), None if fine is None else _address(fine)
+        _succeed(self._code.add_layers(*self._counts(), *places, _address(self._ratios)))
 
     def _counts(self) -> tuple[Any, ...]:
-        return ctypes.c_int64(self._count), self._fields, ctypes.c_int64(self._examples)
+        starts = None if self._starts is None else _address(self._starts)
+        return ctypes.c_int64(self._count), self._fields, ctypes.c_int64(self._examples), starts
 
 
 def _succeed(failed: int) -> None:
@@ -116,12 +126,16 @@ def _succeed(failed: int) -> None:
 
 
 def weigh(
-    code: ctypes.CDLL, squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...]
+    code: ctypes.CDLL,
+    squares: Tensor,
+    clip_norms: Tensor,
+    figures: tuple[float, ...],
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Return norms, weights, scaled weights in float64 and in float32, and how many norms are not finite.
 
-    The figures are the scale, what is kept of a clipping norm, the room that is taken off it, and the smallest norm and
-    weight.
+    The figures are the scale (unless everybody has their own), what is kept of a clipping norm, the room that is taken
+    off it, and the smallest norm and weight.
     """
     many = len(squares)
     norms, weights, scaled = torch.empty(3, many, dtype=torch.float64, device="cpu").unbind()
@@ -131,7 +145,8 @@ def weigh(
     )
     results = map(_address, (norms, weights, scaled, narrow))
     by = (ctypes.c_double * len(figures))(*figures)
-    non_finite: int = code.clip(ctypes.c_int64(many), _address(squares), *places, by, *results)
+    factors = _address(squares), None if scales is None else _address(scales)
+    non_finite: int = code.clip(ctypes.c_int64(many), *factors, *places, by, *results)
     return norms, weights, scaled, narrow, non_finite
 
 

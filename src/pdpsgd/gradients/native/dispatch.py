@@ -122,9 +122,11 @@ def has_layer(values: Tensor, total: Tensor) -> bool:
     )
 
 
-def layers(parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int) -> calls.Layers:
+def layers(
+    parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int, starts: Tensor | None = None
+) -> calls.Layers:
     """Return the gradients of layers, as factors and total, or rows, None and total."""
-    return calls.Layers(_trusted(), parts, examples)
+    return calls.Layers(_trusted(), parts, examples, starts)
 
 
 def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:
@@ -141,10 +143,10 @@ def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:
 
 
 def weigh(
-    squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...]
+    squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...], scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Return norms, weights, scaled weights in float64 and in float32, and how many norms are not finite."""
-    return calls.weigh(_trusted(), squares, clip_norms, figures)
+    return calls.weigh(_trusted(), squares, clip_norms, figures, scales)
 
 
 # Convolutions ------------------------------------------------------------------------------------------------------

@@ -127,26 +127,53 @@ static double inner_product(const float *one, const float *other, long count)
     return total;
 }
 
-/* The squared norm of the sum of each group's outer products: all inner products among its rows, and a bound on their
- * rounding. Group g has the rows from starts[g] up to starts[g + 1]. */
+/* The squared norm of the sum of the outer products of these rows: all inner products among them, and a bound on their
+ * rounding. The sum of the norms of the products goes to `terms`. */
+static double group_square(long first, long last, long left_width, long right_width, const float *left,
+                           const float *right, double *terms)
+{
+    double gram = 0, size = last - first;
+    *terms = 0;
+    for (long i = first; i < last; i++) {
+        const float *one = left + i * left_width, *other = right + i * right_width;
+        double square = sum_of_squares(one, left_width) * sum_of_squares(other, right_width);
+        gram += square;
+        *terms += __builtin_sqrt(square);
+        for (long j = first; j < i; j++)
+            gram += 2 * inner_product(one, left + j * left_width, left_width)
+                    * inner_product(other, right + j * right_width, right_width);
+    }
+    double rounding = (left_width + right_width + size * size + 8) * 0x1p-52;
+    return (gram < 0 ? 0 : gram) + rounding * *terms * *terms; /* NaN stays NaN */
+}
+
+/* That of each group. Group g has the rows from starts[g] up to starts[g + 1]. */
 void group_squares(int64_t groups, const int64_t *starts, int64_t left_width, int64_t right_width, const float *left,
                    const float *right, float *squares)
 {
 #pragma omp parallel for schedule(static) if (starts[groups] * (left_width + right_width) > MUCH)
     for (long g = 0; g < groups; g++) {
-        double gram = 0, terms = 0, size = starts[g + 1] - starts[g];
-        for (long i = starts[g]; i < starts[g + 1]; i++) {
-            const float *one = left + i * left_width, *other = right + i * right_width;
-            double square = sum_of_squares(one, left_width) * sum_of_squares(other, right_width);
-            gram += square;
-            terms += __builtin_sqrt(square);
-            for (long j = starts[g]; j < i; j++)
-                gram += 2 * inner_product(one, left + j * left_width, left_width)
-                        * inner_product(other, right + j * right_width, right_width);
-        }
-        double rounding = (left_width + right_width + size * size + 8) * 0x1p-52;
-        squares[g] = (float)((gram < 0 ? 0 : gram) + rounding * terms * terms); /* NaN stays NaN */
+        double terms;
+        squares[g] = (float)group_square(starts[g], starts[g + 1], left_width, right_width, left, right, &terms);
     }
+}
+
+/* The squared norm of the sum of these rows, with a bound on its rounding: rows may cancel. */
+static double sum_square(long first, long last, long width, const float *values)
+{
+    if (last - first == 1)
+        return sum_of_squares(values + first * width, width);
+    double total = 0, terms = 0;
+    for (long j = 0; j < width; j++) {
+        double sum = 0;
+        for (long i = first; i < last; i++)
+            sum += values[i * width + j];
+        total += sum * sum;
+    }
+    for (long i = first; i < last; i++)
+        terms += __builtin_sqrt(sum_of_squares(values + i * width, width));
+    double norm = __builtin_sqrt(total) + (last - first) * 0x1p-52 * terms;
+    return norm * norm;
 }
 
 static void sum_rows(long rows, long width, const float *values, float *restrict sum)
@@ -306,6 +333,7 @@ typedef struct {
 } layer;
 
 enum { BLOCK = 64, STRETCH = 256 }; /* rows, and features, that are added in single precision */
+enum { PEOPLE = 16 }; /* who may have several rows, and are added together */
 
 INLINE long padded_width(long width) { return (width + LANES - 1) / LANES * LANES; }
 
@@ -365,6 +393,15 @@ static double products_square(const layer *l, long n, float *scratch, double *ra
     return square;
 }
 
+static double person_square(const layer *l, long first, long last, double *ratio)
+{
+    if (l->positions == 0)
+        return sum_square(first, last, l->left_width, l->left);
+    double terms, square = group_square(first, last, l->left_width, l->right_width, l->left, l->right, &terms);
+    *ratio = square == 0 ? 0 : terms / __builtin_sqrt(square);
+    return square;
+}
+
 static long gram_room(int64_t layers, const layer *all)
 {
     long most = 0;
@@ -376,8 +413,10 @@ static long gram_room(int64_t layers, const layer *all)
 
 /* The squared norm of each example's gradients over all layers. A left factor of one position counts as `smallest` at
  * least. For layers with several positions, `ratios` (layers, examples) gets the sum of the norms of the products over
- * the norm of their sum. Returns 0, or 1 if there was no memory. */
-int layer_squares(int64_t layers, const layer *all, int64_t examples, double smallest, double *ratios, double *squares)
+ * the norm of their sum. With `starts` an example is a person, who has the rows from starts[n] up to starts[n + 1], and
+ * no layer has more than one position. Returns 0, or 1 if there was no memory. */
+int layer_squares(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, double smallest,
+                  double *ratios, double *squares)
 {
     long work = 0, room = gram_room(layers, all);
     int failed = 0;
@@ -397,6 +436,10 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, double sma
             double total = 0;
             for (long k = 0; k < layers && !failed; k++) {
                 const layer *l = all + k;
+                if (starts != NULL) {
+                    total += person_square(l, starts[n], starts[n + 1], ratios + k * examples + n);
+                    continue;
+                }
                 if (l->positions > 1) {
                     total += products_square(l, n, scratch, ratios + k * examples + n);
                     continue;
@@ -421,12 +464,12 @@ typedef struct {
 
 INLINE long block_end(const unit *u, long block) { return u->first + u->rows * (block + 1) / u->blocks; }
 
-/* Both factors of all rows, weighted; the size of a left factor goes to the right one. */
-static void weigh(const layer *l, const float *weights, long row, float *lefts, float *rights, long padded)
+/* Both factors of all rows, weighted; the size of a left factor goes to the right one if there may be several rows. */
+static void weigh(const layer *l, float weight, int several, long row, float *lefts, float *rights, long padded)
 {
     const float *left = l->left + row * l->left_width, *right = l->right + row * l->right_width;
-    float weight = weights[row / l->positions], size = 1;
-    if (l->positions > 1)
+    float size = 1;
+    if (several)
         size = size_of(left, l->left_width);
     for (long j = 0; j < l->left_width; j++)
         lefts[row * l->left_width + j] = left[j] * (1 / size) * weight;
@@ -435,8 +478,8 @@ static void weigh(const layer *l, const float *weights, long row, float *lefts, 
             rights[row * padded + j] = right[j] * size;
 }
 
-static void add_tile(const layer *l, const unit *units, long count, const float *lefts, const float *rights,
-                     long stride, long i, long j)
+static void add_tile(const layer *l, const unit *units, long count, const double *weights, const float *lefts,
+                     const float *rights, long stride, long i, long j)
 {
     enum { WIDE = VECTORS * LANES };
     long height = smaller(NUMBERS, l->left_width - i), valid = smaller(WIDE, l->right_width - j);
@@ -446,9 +489,11 @@ static void add_tile(const layer *l, const unit *units, long count, const float 
     for (const unit *u = units; u < units + count; u++) {
         if (u->exact) {
             for (long row = u->first; row < u->first + u->rows; row++)
-                for (long a = 0; a < height; a++)
+                for (long a = 0; a < height; a++) {
+                    double left = (weights != NULL ? weights[row] : 1) * lefts[row * l->left_width + i + a];
                     for (long b = 0; b < valid; b++)
-                        sums[a * WIDE + b] += (double)lefts[row * l->left_width + i + a] * rights[row * stride + j + b];
+                        sums[a * WIDE + b] += left * rights[row * stride + j + b];
+                }
             continue;
         }
         for (long block = 0, row = u->first; block < u->blocks; row = block_end(u, block), block++) {
@@ -465,85 +510,102 @@ static void add_tile(const layer *l, const unit *units, long count, const float 
             l->total[(i + a) * l->right_width + j + b] += sums[a * WIDE + b];
 }
 
-/* Adds the weighted products of a layer; called by all threads. */
-static void add_layer(const layer *l, long examples, const float *weights, const unit *units, long count,
-                      float *lefts, float *rights)
+/* Adds the weighted products of a layer; called by all threads. If people have several rows, `weights` are those of rows,
+ * and rows that are added in double precision get the weights `exact` there: rounded before, they would not cancel. */
+static void add_layer(const layer *l, long rows, const float *weights, const double *exact, const unit *units,
+                      long count, float *lefts, float *rights)
 {
-    long padded = padded_width(l->right_width), rows = examples * l->positions;
-    int copied = l->positions > 1 || padded != l->right_width; /* vectors read, and ignore, what follows a row */
+    long padded = padded_width(l->right_width);
+    int several = exact != NULL || l->positions > 1;
+    int copied = several || padded != l->right_width; /* vectors read, and ignore, what follows a row */
+    if (exact != NULL) {
 #pragma omp for schedule(static)
-    for (long row = 0; row < rows; row++)
-        weigh(l, weights, row, lefts, copied ? rights : NULL, padded);
+        for (long u = 0; u < count; u++)
+            for (long row = units[u].first; row < units[u].first + units[u].rows; row++)
+                weigh(l, units[u].exact ? 1 : weights[row], several, row, lefts, rights, padded);
+    } else {
+#pragma omp for schedule(static)
+        for (long row = 0; row < rows; row++)
+            weigh(l, weights[row / l->positions], several, row, lefts, copied ? rights : NULL, padded);
+    }
     long high = (l->left_width + NUMBERS - 1) / NUMBERS, wide = (l->right_width + SLACK - 1) / SLACK;
 #pragma omp for schedule(static)
     for (long t = 0; t < high * wide; t++)
-        add_tile(l, units, count, lefts, copied ? rights : l->right, padded, t % high * NUMBERS, t / high * SLACK);
+        add_tile(l, units, count, exact, lefts, copied ? rights : l->right, padded, t % high * NUMBERS,
+                 t / high * SLACK);
 }
 
 /* A unit has whole examples, and about as many rows as a block; or one example, and some blocks. It is added in double
- * precision where the products of one of them are so much larger than their sum that their rounding would show. */
-static long cut_into_units(const layer *l, long examples, const double *ratios, unit *units)
+ * precision where the products of one of them are so much larger than their sum that their rounding would show.
+ * People with `starts` are as many in every unit: where it ends does not depend on how many rows anybody has. */
+static long cut_into_units(const layer *l, long examples, const int64_t *starts, const double *ratios, unit *units)
 {
-    long at_once = BLOCK / l->positions > 1 ? BLOCK / l->positions : 1, count = 0;
+    long at_once = starts != NULL ? PEOPLE : BLOCK / l->positions > 1 ? BLOCK / l->positions : 1, count = 0;
     for (long n = 0; n < examples; n += at_once, count++) {
-        long last = smaller(n + at_once, examples), rows = (last - n) * l->positions;
+        long last = smaller(n + at_once, examples);
+        long first = starts != NULL ? starts[n] : n * l->positions;
+        long rows = (starts != NULL ? starts[last] : last * l->positions) - first;
         int exact = 0;
-        for (long i = n; l->positions > 1 && i < last; i++)
+        for (long i = n; (starts != NULL || l->positions > 1) && i < last; i++)
             exact |= !(ratios[i] * at_once <= BLOCK); /* also if it is no number */
-        units[count] = (unit){n * l->positions, rows, (rows + BLOCK - 1) / BLOCK, exact};
+        units[count] = (unit){first, rows, (rows + BLOCK - 1) / BLOCK, exact};
     }
     return count;
 }
 
-/* Add the weighted sums over the examples to the total of each layer. `ratios` are those of layer_squares.
- * Returns 0, or 1 if there was no memory. */
-int add_layers(int64_t layers, const layer *all, int64_t examples, const float *weights, const double *ratios)
+/* Add the weighted sums over the examples to the total of each layer. `ratios` are those of layer_squares, and `starts`
+ * as there; with them there are weights in double precision, too. Returns 0, or 1 if there was no memory. */
+int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, const float *weights,
+               const double *fine_weights, const double *ratios)
 {
-    long left_room = 0, right_room = 0, work = 0;
+    long left_room = 0, right_room = 0, work = 0, units_of = starts != NULL ? starts[examples] : examples;
     for (long k = 0; k < layers; k++) {
-        long rows = examples * all[k].positions, right = padded_width(all[k].right_width) * rows;
+        long rows = units_of * all[k].positions, right = padded_width(all[k].right_width) * rows;
         left_room = all[k].left_width * rows > left_room ? all[k].left_width * rows : left_room;
         right_room = right > right_room ? right : right_room;
-        work += examples * (all[k].positions > 1 ? all[k].positions : 1) * all[k].left_width * all[k].right_width / 8;
+        work += units_of * (all[k].positions > 1 ? all[k].positions : 1) * all[k].left_width * all[k].right_width / 8;
     }
     float *lefts = malloc(sizeof(float) * (left_room + SLACK)), *rights = malloc(sizeof(float) * (right_room + SLACK));
+    float *of_units = malloc(sizeof(float) * (units_of + 1));
     unit *units = malloc(sizeof(unit) * (examples + 1));
-    double *exact = malloc(sizeof(double) * (examples + 1));
-    int failed = lefts == NULL || rights == NULL || units == NULL || exact == NULL;
+    double *exact = malloc(sizeof(double) * (units_of + 1));
+    int failed = lefts == NULL || rights == NULL || of_units == NULL || units == NULL || exact == NULL;
     for (long n = 0; n < examples && !failed; n++)
-        exact[n] = weights[n];
+        for (long row = starts != NULL ? starts[n] : n; row < (starts != NULL ? starts[n + 1] : n + 1); row++)
+            exact[row] = starts != NULL ? fine_weights[n] : weights[n], of_units[row] = weights[n];
     for (long k = 0; k < layers && !failed; k++) {
         const layer *l = all + k;
         if (l->positions == 0) {
-            add_weighted_rows(examples, l->left_width, exact, l->left, l->total);
+            add_weighted_rows(units_of, l->left_width, exact, l->left, l->total);
             continue;
         }
-        long count = cut_into_units(l, examples, ratios + k * examples, units);
+        long count = cut_into_units(l, examples, starts, ratios + k * examples, units);
 #pragma omp parallel if (work > MUCH)
-        add_layer(l, examples, weights, units, count, lefts, rights);
+        add_layer(l, units_of * l->positions, of_units, starts != NULL ? exact : NULL, units, count, lefts, rights);
     }
-    free(lefts), free(rights), free(units), free(exact);
+    free(lefts), free(rights), free(of_units), free(units), free(exact);
     return failed;
 }
 
-/* The factor from recorded gradients to examples' own; what is kept of a clipping norm, and the room taken off it; the
+/* The factor from recorded gradients to examples' own, where all have the same; what is kept of a clipping norm, and the room taken off it; the
  * smallest norm and weight. */
 typedef struct {
     double scale, kept, room, smallest_norm, smallest_weight;
 } margins;
 
 /* Norms and weights, as weights.py has them. Returns how many norms are not finite: their weights are 0. */
-int clip(int64_t examples, const double *squares, const float *floats, const double *doubles, const margins *m,
-          double *norms, double *weights, double *scaled, float *narrow)
+int clip(int64_t examples, const double *squares, const double *scales, const float *floats, const double *doubles,
+         const margins *m, double *norms, double *weights, double *scaled, float *narrow)
 {
     int non_finite = 0;
     for (long n = 0; n < examples; n++) {
-        double norm = norms[n] = __builtin_sqrt(squares[n]) * m->scale;
+        double scale = scales != NULL ? scales[n] : m->scale;
+        double norm = norms[n] = __builtin_sqrt(squares[n]) * scale;
         double limit = (floats != NULL ? floats[n] : doubles[n]) * m->kept - m->room;
         double weight = (limit > 0 ? limit : 0) / (norm < m->smallest_norm ? m->smallest_norm : norm);
         weight = weight > 1 ? 1 : weight;                                 /* NaN stays NaN */
         weights[n] = weight = weight > m->smallest_weight ? weight : 0;   /* and is 0 here */
-        scaled[n] = weight * m->scale;
+        scaled[n] = weight * scale;
         narrow[n] = (float)scaled[n];
         non_finite += !__builtin_isfinite(norm);
     }

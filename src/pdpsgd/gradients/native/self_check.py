@@ -59,6 +59,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
         return (
             all(_same_sums(code, numbers, rows, width) for rows, width in ((3, 37), (200, 37), (7, 411)))
             and all(_same_layers(code, numbers, *sizes) for sizes in _LAYERS)
+            and all(_same_people(code, numbers, *sizes) for sizes in ((37, 49), (5, 130)))
             and all(_same_weights(code, numbers, kind) for kind in (torch.float32, torch.float64))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
@@ -144,6 +145,40 @@ def _same_layers(
     summed = torch.einsum("n,nij->ij", weights.double(), products)
     return torch.allclose(totals[0] - 1, summed, rtol=1e-3, atol=1e-3) and torch.allclose(
         totals[1], weights.double() @ rows.double(), rtol=1e-12, atol=1e-12
+    )
+
+
+def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int) -> bool:
+    """Products and rows of people who have from one row to seven; two of them cancel, one hardly leaves anything."""
+    sizes = torch.arange(40, device="cpu") % 7 + 1
+    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    count = int(starts[-1])
+    left, right = (_random(numbers, count, width) for width in widths)
+    for person in (5, 26):
+        first = int(starts[person])
+        left[first] = -1e5 * left[first + 1]
+        right[first] = right[first + 1] * (1 + 2.0**-12 * (person == 26))
+        left[first + 1] *= 1e5
+    rows, weights = _random(numbers, count, 19), _random(numbers, 40).abs().double()
+    totals = [torch.ones(shape, dtype=torch.float64, device="cpu") for shape in (widths, (19,))]
+    parts = [(left[:, None], right[:, None], totals[0]), (rows, None, totals[1])]
+    layers = calls.Layers(code, parts, 40, starts)
+    owner = torch.repeat_interleave(torch.arange(40, device="cpu"), sizes)
+    of_people = [
+        torch.zeros(40, *some.shape[1:], dtype=torch.float64, device="cpu").index_add_(0, owner, some)
+        for some in (left.double()[:, :, None] * right.double()[:, None], rows.double())
+    ]
+    squares = of_people[0].flatten(1).square().sum(1) + of_people[1].square().sum(1)
+    found = layers.squares(1e-40)
+    layers.add(weights.float(), weights)
+    never_too_small = bool((found >= squares * (1 - 1e-9)).all())
+    return (
+        never_too_small
+        and torch.allclose(found, squares, rtol=1e-2)
+        and all(
+            torch.allclose(total - 1, torch.tensordot(weights, some, 1), rtol=1e-4, atol=1e-4)
+            for total, some in zip(totals, of_people, strict=True)
+        )
     )
 
 
