@@ -102,7 +102,7 @@ def test_rdp_needs_high_orders_where_noise_is_large() -> None:
 @given(rates, noises, some_steps, st.sampled_from([1e-4, 1e-6]))
 @example(q=0.050821673139319366, sigma=0.6875, steps=2022, delta=1e-4)
 def test_pld_and_the_independent_accountant_agree(q: float, sigma: float, steps: int, delta: float) -> None:
-    """Both are upper bounds; the planner's grid costs up to 0.5 % in 10,000 plans (docs/results/verifier.json)."""
+    """Both are upper bounds; the planner's grid costs up to 0.5 % in 4,700 plans (docs/results/verifier.json)."""
     history = (Exposure(1, q, sigma, steps),)
     made, checked = PLD.epsilon(history, delta), epsilon_upper_bound(history, delta)
     if math.isfinite(made) and made < 60:
