@@ -275,7 +275,7 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(run: Callable[..., Any]
     Path("run.toml").write_text("learningrate = 1\n")
     result = run("train", people, "--config", "run.toml")
     assert result.exit_code == 2
-    assert "learning_rate" in result.output
+    assert "Is it 'learning-rate'" in result.output  # as the pages write it
 
 
 def test_a_ready_plan_is_verified_before_it_is_used(run: Callable[..., Any], people: Path) -> None:
