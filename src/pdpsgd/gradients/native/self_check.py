@@ -186,7 +186,9 @@ def _same_weights(code: ctypes.CDLL, numbers: torch.Generator, kind: torch.dtype
     """Ordinary norms, tiny and huge ones, and what is no number."""
     inf, nan = float("inf"), float("nan")
     odd = [0.0, 1e-40, 1e-33, 1e40, inf, nan, -1.0]  # the last one's root is no number
-    squares = torch.cat([_random(numbers, 40).square().double(), torch.tensor(odd, dtype=torch.float64)])
+    squares = torch.cat(
+        [_random(numbers, 40).square().double(), torch.tensor(odd, dtype=torch.float64, device="cpu")]
+    )
     clip_norms = torch.linspace(0.0, 2.0, len(squares), dtype=kind, device="cpu")
     scale, kept, room, smallest, least = 64.0, 0.75, 0.125, 1e-16, 1e-16
     norms = squares.sqrt() * scale
