@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from pdpsgd.engine.noising import dequantized
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.planning.plans import Plan
 from pdpsgd.sampling.sampler import PoissonSampler
@@ -25,9 +26,10 @@ def no_noise_on_the_last_tensor(engine: PrivacyEngine) -> None:
     honest = engine.source.release
 
     def release(quantized, *, out, **options):
-        last = list(engine.gradients.sums.values())[-1]
+        last = list(engine.gradients.sums.values())[-1].numel()
+        exact = dequantized(quantized, options["clipping_norm"])
         honest(quantized, out=out, **options)
-        out[-1][-last.numel() :] = last.reshape(-1)
+        out[-1][-last:] = exact[-1][-last:]
 
     engine.source.release = release
 

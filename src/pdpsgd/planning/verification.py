@@ -111,7 +111,7 @@ def epsilon_upper_bound(history: History, delta: float, *, points: int = GRID_PO
         PdpsgdError: the computation contradicts itself, so that there is no answer.
 
     >>> round(epsilon_upper_bound((Exposure(1.0, 64 / 60_000, 1.3, 20_000),), 1e-5), 3)
-    0.482
+    0.481
     """
     counted, left = _without_negligible(simplify(history), delta)
     if not counted:

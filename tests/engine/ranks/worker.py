@@ -426,7 +426,8 @@ def call_fit(plan, *, inputs, targets, **options):
 
 def fit(folder):
     inputs, targets = make_data(PLANS["some"].people)
-    told = {"inputs": inputs, "targets": targets, "test_data": (inputs, targets), "learning_rate": 0.5}
+    others = (inputs + 1, targets)
+    told = {"inputs": inputs, "targets": targets, "test_data": others, "learning_rate": 0.5}
     result = call_fit(PLANS["some"], run_folder=folder / "run", **told)
     return {"digest": digest_of_module(result.model), "accuracy": result.accuracy}
 

@@ -73,7 +73,7 @@ def _recorded(
     def gradients(output_gradient: Tensor) -> Gradient:
         if _settings(module) != settings:
             fail(
-                f"The stride, padding, dilation or groups of {site.name} were changed between its use and "
+                f"The kernel size, stride, padding, dilation or groups of {site.name} were changed between its use and "
                 f"optimizer.step(): from {settings} to {_settings(module)}. Change them after the step."
             )
         given = accurate(output_gradient)
@@ -88,7 +88,8 @@ def _recorded(
 
 
 def _settings(module: Convolution | TransposedConvolution) -> tuple[object, ...]:
-    return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
+    kernel = module.kernel_size, module.stride, module.padding
+    return *kernel, module.dilation, module.groups, module.padding_mode
 
 
 def bias_gradient(images: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from pdpsgd.gradients._torch import is_eager, pytree
+from pdpsgd.gradients._torch import is_eager, pytree, version_of
 from pdpsgd.gradients.geometry import Geometry
 from pdpsgd.gradients.per_example import (
     Gradient,
@@ -139,11 +139,11 @@ class _Use(TorchFunctionMode):
             raise _OtherUse  # one example, without a batch
         given["weight"], given["bias"] = detached(self.weight), detached(self.bias)
         self.outputs = func(**given)
-        self._version = self.outputs._version
+        self._version = version_of(self.outputs)
 
     def gave(self, found: Tensor) -> bool:
         """Tell whether these are the outputs of the operation, as it left them."""
-        return found is self.outputs and found._version == self._version
+        return found is self.outputs and version_of(found) == self._version
 
     def gradients(self, output_gradient: Tensor, leaves: dict[nn.Parameter, Tensor], site: Site) -> Gradient:
         """Yield the gradients of parameters: what those of weight and bias say of them."""
