@@ -77,6 +77,9 @@ NAMED = {
             ("begun", RESUME),
         )
     },
+    "an optimizer that is a list": file(
+        "done/public/settings.json", b'{"optimizer": []}', "audit", "done", *AUDIT
+    ),
     "a schema bound of 400 digits": Case(
         "schema.toml",
         ("train", "people.csv", "--schema", "schema.toml", *TRAIN[6:]),

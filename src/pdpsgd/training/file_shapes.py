@@ -41,6 +41,11 @@ SETTINGS = {
     "preset": Optional(str),
     "augment": Optional(str),
     "learning_rate": Optional(Range(0)),
+    "optimizer": Optional(str),
+    "optimizer_options": Optional(Each(ANY)),
+    "momentum": Optional(Range()),
+    "weight_decay": Optional(Range()),
+    "schedule": Optional(str),
     "max_physical_batch_size": Optional(Range(1, whole=True)),
     "records_per_person": Optional(Range(1, whole=True)),
 }
