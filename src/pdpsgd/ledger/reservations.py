@@ -133,7 +133,7 @@ def start(connection: Connection, run: int) -> int:
     row = _row(connection, run)
     _refuse_whole_series(connection, run)
     if row.state != "reserved":
-        fail(f"Expected run {run} to be reserved, to start it. It is {row.state}{_remedy(row.state)}.")
+        fail(f"Expected run {run} to be reserved, to start it. It is {_worded(row.state)}.")
     carrier = series_of(row.token)
     paying = run if carrier is None else carrier
     people = people_count(connection)
@@ -151,9 +151,7 @@ def resume(connection: Connection, run: int) -> int:
     row = _row(connection, run)
     _refuse_whole_series(connection, run)
     if row.state not in ("running", "killed"):
-        fail(
-            f"Expected run {run} to be running or killed, to resume it. It is {row.state}{_remedy(row.state)}."
-        )
+        fail(f"Expected run {run} to be running or killed, to resume it. It is {_worded(row.state)}.")
     return _move(connection, run, "resume", {"running", "killed"}, "running", attempt=row.attempt + 1)
 
 
@@ -162,7 +160,8 @@ def tie(connection: Connection, run: int, attempt: int, key_name: str) -> None:
     row = _row(connection, run)
     if row.state != "running" or row.attempt != attempt:
         fail(
-            f"Expected run {run} to be running as attempt {attempt}. It is {row.state}, attempt {row.attempt}: "
+            f"Expected run {run} to be running as attempt {attempt}. It is "
+            f"{_worded(row.state, remedy=False)}, attempt {row.attempt}: "
             "another process has taken it over."
         )
     entries = connection.execute(select(schema.log.c.payload).where(schema.log.c.what == "tie")).scalars()
@@ -184,7 +183,8 @@ def finish(connection: Connection, run: int, attempt: int, *, state: str) -> int
         return attempt
     if row.state != "running" or row.attempt != attempt:
         fail(
-            f"Expected run {run} to be running as attempt {attempt}. It is {row.state}, attempt {row.attempt}: "
+            f"Expected run {run} to be running as attempt {attempt}. It is "
+            f"{_worded(row.state, remedy=False)}, attempt {row.attempt}: "
             "another process has taken it over."
         )
     _move(connection, run, "finish" if state == "finished" else "kill", {"running"}, state, attempt=attempt)
@@ -201,7 +201,8 @@ def cancel(connection: Connection, run: int) -> int:
     row = _row(connection, run)
     if row.state != "reserved":
         fail(
-            f"Expected run {run} to be reserved, to cancel it. It is {row.state}: what has started stays charged."
+            f"Expected run {run} to be reserved, to cancel it. It is "
+            f"{_worded(row.state, remedy=False)}: what has started stays charged."
         )
     if series_of(row.token) is not None:
         fail(
@@ -290,13 +291,16 @@ def _row(connection: Connection, run: int) -> Any:
     return row
 
 
-def _remedy(state: str) -> str:
-    return {
+def _worded(state: str, *, remedy: bool = True) -> str:
+    """Write a state for a message, and what to do about it; one that is none, as damage may leave it, is cut off."""
+    remedies = {
+        "reserved": "",
         "running": ": resume it if its process has ended",
         "killed": ": resume it",
         "finished": ": reserve a new run",
         "cancelled": ": reserve a new run",
-    }.get(state, "")
+    }
+    return shown(state) if state not in remedies else state + remedies[state] * remedy
 
 
 def _move(connection: Connection, run: int, what: str, before: set[str], after: str, *, attempt: int) -> int:
