@@ -13,6 +13,7 @@ import numpy as np
 
 from pdpsgd._typing import FloatArray, IntArray
 from pdpsgd.accounting.individual import IndividualEpsilons, IndividualSums
+from pdpsgd.audit.result import empty_table
 from pdpsgd.engine.norms import KEPT, check_norms_can_be_kept, shares_of
 from pdpsgd.errors import fail
 from pdpsgd.training.run_folder import RunFolder, without_people, write_atomically
@@ -70,18 +71,9 @@ class IndividualResult:
 
     def table(self) -> Table:
         """Return the table for people to read."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        table = Table(
-            box=SIMPLE_HEAD,
-            collapse_padding=True,
-            pad_edge=False,
-            title="PRIVATE: what the run has cost people by their own gradients' norms, as epsilon",
-            title_justify="left",
-            caption="at most: bound, median and largest; the paper's and the tighter conversion of individual RDP: "
-            "medians",
-            caption_justify="left",
+        table = empty_table(
+            "PRIVATE: what the run has cost people by their own gradients' norms, as epsilon",
+            "at most: bound, median and largest; the paper's and the tighter conversion of individual RDP: medians",
         )
         for column in (
             "allowed",

@@ -179,18 +179,10 @@ class AuditResult:
 
     def table(self) -> Table:
         """Return the table for people to read."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        table = Table(
-            box=SIMPLE_HEAD,
-            collapse_padding=True,
-            pad_edge=False,
-            title="What people get, as epsilon: at most what is proven, at least what was measured",
-            title_justify="left",
-            caption="right: share of the attack's guesses that were right"
+        table = empty_table(
+            "What people get, as epsilon: at most what is proven, at least what was measured",
+            "right: share of the attack's guesses that were right"
             + "; AUC, found: membership inference, found at 1 % false alarms" * bool(self.membership),
-            caption_justify="left",
         )
         columns = ["tier", "promised", "proven", "measured", "confidence", "attack", "right"]
         for column in columns + ["AUC", "found"] * bool(self.membership):
@@ -237,3 +229,19 @@ class AuditResult:
     def _bounds(self) -> list[tuple[str, tuple[OneRunBound, ...] | tuple[ManyRunsBound, ...]]]:
         found: list[tuple[str, tuple[OneRunBound, ...] | tuple[ManyRunsBound, ...]]] = [*self.one_run.items()]
         return [*found, ("many runs", self.many_runs)] if self.many_runs else found
+
+
+def empty_table(title: str, caption: str) -> Table:
+    """Return a table of an audit, without columns yet."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+    )
