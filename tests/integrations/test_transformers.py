@@ -34,7 +34,8 @@ from transformers import (
 import pdpsgd
 from pdpsgd import Budgets, PdpsgdError, PrivacyEngine
 from pdpsgd.integrations.padding import OneByOne, padded_to, public_length
-from pdpsgd.integrations.transformers import IGNORED, PrivateTrainer, mean_over_own_tokens
+from pdpsgd.integrations.token_losses import IGNORED, mean_over_own_tokens
+from pdpsgd.integrations.transformers import PrivateTrainer
 from pdpsgd.ledger import Ledger
 
 transformers.logging.disable_progress_bar()
