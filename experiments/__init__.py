@@ -24,6 +24,7 @@
 | `least_squares` | personal least squares, with nothing tuned |
 | `fairness` | by tier and class where strictness goes with a class, and what remedies cost |
 | `random_processes` | first weights from generated images, tried for Fashion-MNIST |
+| `fashion` | what was tried for Fashion-MNIST, told from the trials |
 | `texts` | a frozen text encoder or adapters, on the same mails, at several epsilons |
 | `mail_embeddings` | features of the mails, for `many_records` |
 | `reproduce` | one command for each table and figure |
