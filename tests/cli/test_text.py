@@ -34,6 +34,46 @@ def test_a_texts_embedding_depends_on_that_text_alone_and_is_kept(tmp_path):
     assert load_encoder(**encoder.description()).digest == encoder.digest
 
 
+def test_an_embedding_is_the_same_with_any_number_of_threads():
+    encoder, texts = load_encoder(), [f"{kind} {'and more ' * more}" for kind in KINDS for more in range(9)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = encoder.embed(texts)
+        torch.set_num_threads(3)
+        three = encoder.embed(texts)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one, three)
+
+
+def test_what_was_embedded_before_an_interruption_is_kept(tmp_path):
+    encoder, cache = load_encoder(), EmbeddingCache(tmp_path / "kept.sqlite")
+
+    def interrupt(name, done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    texts = [f"mail {number}" for number in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        encoder.embed(texts, cache=cache, progress=interrupt)
+    told = []
+    again = encoder.embed(
+        texts, cache=EmbeddingCache(tmp_path / "kept.sqlite"), progress=lambda *said: told.append(said)
+    )
+    assert [done for _, done, _ in told] == [4, 5, 6]
+    assert torch.equal(again, encoder.embed(texts))
+
+
+def test_equal_texts_are_embedded_once_and_no_texts_at_all_are_an_empty_table():
+    encoder, told = load_encoder(), []
+    found = encoder.embed(["twice", "once", "twice"], progress=lambda *said: told.append(said))
+    assert torch.equal(found[0], found[2])
+    assert told == [("Texts embedded", 2, 3), ("Texts embedded", 3, 3)]
+    assert encoder.embed([]).shape == (0, encoder.size)
+
+
 def test_train_reads_a_column_of_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

