@@ -71,6 +71,18 @@ def by_first_number(items):
     return stacked(sorted(items, key=lambda item: float(item[0][0])))
 
 
+def by_class(items):
+    return stacked(sorted(items, key=lambda item: int(item[1])))
+
+
+def backwards(items):
+    return stacked(items[::-1])
+
+
+def shuffled(items):
+    return stacked(random.sample(items, len(items)))
+
+
 @pytest.mark.parametrize("collate", [mixup, mixup_by_numpy, standardised, targets_of_others])
 def test_a_collation_that_mixes_records_is_refused(private, helpers, collate):
     state = random.getstate()
@@ -79,7 +91,21 @@ def test_a_collation_that_mixes_records_is_refused(private, helpers, collate):
     assert random.getstate() == state
 
 
-@pytest.mark.parametrize("collate", [stacked, noisy, by_first_number])
+@pytest.mark.parametrize("collate", [by_first_number, by_class, backwards, shuffled])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_a_collation_that_moves_rows_is_refused_although_all_norms_are_equal(
+    private, helpers, collate, is_sorted
+):
+    """A placeholder has weight 0 and the first record's content: moved, that record would count in every step."""
+    inputs, targets = helpers.data(40)
+    if is_sorted:
+        order = inputs[:, 0].argsort() if collate is by_first_number else targets.argsort(stable=True)
+        inputs, targets = inputs[order], targets[order]
+    with pytest.raises(PdpsgdError, match=r"the row of its place in the list.*sorts or shuffles"):
+        private(data=DataLoader(Records((inputs, targets)), collate_fn=collate))
+
+
+@pytest.mark.parametrize("collate", [stacked, noisy])
 def test_a_collation_that_treats_records_one_by_one_is_kept(private, helpers, collate):
     run = private(data=DataLoader(Records(helpers.data(40)), collate_fn=collate))
     run.train()

@@ -1,7 +1,8 @@
-"""Refuses a `collate_fn` in which records mix, before training begins.
+"""Refuses a `collate_fn` in which records mix or change places, before training begins.
 
 With mixup in the collation, or padding to the longest record of the batch, a record's row depends on who else was
-sampled, and clipping that row does not bound its effect on the rows of others.
+sampled, and clipping that row does not bound its effect on the rows of others. Where rows are sorted, the weight 0 of a
+placeholder, which holds somebody's record, goes to another row, and that record counts although nobody sampled it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -29,12 +30,13 @@ Collate = Callable[[list[Any]], Any]
 
 
 def check_collation(records: Records, *, by_place: bool) -> None:
-    """Refuse a collation in which records mix; if clipping norms differ between rows, also one that reorders.
+    """Refuse a collation in which records mix, or that puts them into another order.
 
-    Some records, spread over the data, are collated; then again with each of them in turn replaced by another, every
-    time under another seed: the rows of the others must not change. From then on every batch must have rows of the
-    same shape: a length set by the longest record puts that record's length into all other rows. With `by_place`,
-    records in three orders must come out in these orders.
+    Some records, spread over the data, are collated, in two orders; then again with each of them in turn replaced by
+    another, every time under another seed: the rows at the places of the others must not change. From then on every
+    batch must have rows of the same shape: a length set by the longest record puts that record's length into all other
+    rows. With `by_place` (clipping norms differ between rows) there must be a row for each record, in the order of the
+    records, whatever random numbers are drawn.
 
     Guarantee: none by itself. What mixes only for rare records can stay unseen.
     """
@@ -71,28 +73,37 @@ def _checked(records: DatasetRecords, *, by_place: bool) -> RowShapes | None:
     if first.rows(rows) != _Collated.of(collate, items).rows(rows):
         _warn("it gives something else every time, with the same random numbers of torch, NumPy and Python")
         return None
-    told = True
-    for row in range(len(items)):
-        before = _Collated.of(collate, items, seed=row)
-        after = _Collated.of(collate, [*items[:row], items[row - 1], *items[row + 1 :]], seed=row)
-        if any(
-            name not in after.parts or before.parts[name].shape != after.parts[name].shape for name in rows
-        ):
-            _refuse_lengths()
-        if before.next_random != after.next_random:
-            told = False  # later records got other random numbers, because of this one's length, say
-        elif (before.rows(rows) - after.rows(rows)).total() > 1 or before.shared(fewer) != after.shared(
-            fewer
-        ):
-            fail(
-                "Expected a collate_fn that gives each record a row of its own, whatever the others are. Got one "
-                "in which replacing a record changes the rows of others, or what all of them share: it mixes records, "
-                "or computes something over them. Do to each record what has to be done in the dataset's __getitem__, "
-                "with constants that are public."
-            )
-    if not told:
+    told = [
+        _keeps_apart(collate, some, row, rows, fewer)
+        for some in (items, items[::-1])
+        for row in range(len(items))
+    ]
+    if not all(told):
         _warn("how many random numbers it draws depends on the records")
     return RowShapes({name: first.parts[name].shape[1:] for name in rows})
+
+
+def _keeps_apart(
+    collate: Collate, items: Sequence[Any], row: int, rows: Sequence[str], fewer: _Collated
+) -> bool:
+    """Refuse a collation that changes other rows with this one; returns whether it could be told."""
+    before = _Collated.of(collate, items, seed=row)
+    after = _Collated.of(collate, [*items[:row], items[row - 1], *items[row + 1 :]], seed=row)
+    if any(name not in after.parts or before.parts[name].shape != after.parts[name].shape for name in rows):
+        _refuse_lengths()
+    if before.next_random != after.next_random:
+        return False  # later records got other random numbers, because of this one's length, say
+    were, are = before.rows(rows), after.rows(rows)
+    if (Counter(were) - Counter(are)).total() > 1 or before.shared(fewer) != after.shared(fewer):
+        fail(
+            "Expected a collate_fn that gives each record a row of its own, whatever the others are. Got one "
+            "in which replacing a record changes the rows of others, or what all of them share: it mixes records, "
+            "or computes something over them. Do to each record what has to be done in the dataset's __getitem__, "
+            "with constants that are public."
+        )
+    if [*were[:row], *were[row + 1 :]] != [*are[:row], *are[row + 1 :]]:
+        _refuse_order("sorts or shuffles records")
+    return True
 
 
 @dataclass(frozen=True)
@@ -118,10 +129,10 @@ class _Collated:
         """Return the names of the tensors that have a row for each record."""
         return [name for name, part in self.parts.items() if has_rows(part, self.size)]
 
-    def rows(self, names: Sequence[str]) -> Counter[bytes]:
-        """Count each record's row, all tensors together: a collation may sort records."""
+    def rows(self, names: Sequence[str]) -> list[bytes]:
+        """Return the rows in their order, all tensors together."""
         flat = [_bytes(self.parts[name]) for name in names]
-        return Counter(b"".join(part[index].tobytes() for part in flat) for index in range(self.size))
+        return [b"".join(part[index].tobytes() for part in flat) for index in range(self.size)]
 
     def shared(self, fewer: _Collated) -> dict[str, bytes]:
         """Return the bytes of tensors that are shared by all records."""
@@ -152,12 +163,15 @@ def _check_order(collate: Collate, items: Sequence[Any], rows: Sequence[str]) ->
         after = _Collated.of(collate, [items[place] for place in order]).parts
         kept &= all(name in after and _equal(before[name][order], after[name]) for name in rows)
     if not kept:
-        fail(
-            "Expected a collate_fn that gives each record the row of its place in the list, whatever the others are: "
-            "a row's place says whose it is, and at which norm it is clipped. Got one that sorts, mixes or "
-            "randomly changes records, or gives no tensor with a row a record. Do that in the dataset's __getitem__, "
-            "or not at all."
-        )
+        _refuse_order("sorts, mixes or randomly changes records, or gives no tensor with a row a record")
+
+
+def _refuse_order(what: str) -> NoReturn:
+    fail(
+        "Expected a collate_fn that gives each record the row of its place in the list, whatever the others are: "
+        "a row's place says whose it is, and at which norm it is clipped (0 where nobody stands). Got one that "
+        f"{what}. Do that in the dataset's __getitem__, or not at all."
+    )
 
 
 def _bytes(part: Tensor) -> np.ndarray[Any, Any]:
