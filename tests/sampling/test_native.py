@@ -155,7 +155,10 @@ FAULTS = (
     ("word ^ (word >> 63)", "word & ~(1ll << 63)"),
     ("((turn << 1) & SIGN)", "(turn & SIGN)"),
     ("((1ull << 61) - 1)", "((1ull << 60) - 1)"),
-    ("+ half, (int)by->shift", ", (int)by->shift"),
+    ("+ half), (int)by.shift", "), (int)by.shift"),
+    ("some_radii(1, first,", "some_radii(1, 0,"),
+    ("release_some(1, first,", "release_some(1, 0,"),
+    ("sine[v] = radius *", "sine[v] = -radius *"),
     ("good &= size < largest", "good |= size < largest"),
     ("all_good && __builtin_fabs(x) < largest", "all_good && x < largest"),
 )

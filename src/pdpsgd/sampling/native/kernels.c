@@ -28,6 +28,9 @@ int supported(void)
 #ifdef __AVX512DQ__
     can = can && __builtin_cpu_supports("avx512dq");
 #endif
+#ifdef __AVX512BW__
+    can = can && __builtin_cpu_supports("avx512bw");
+#endif
 #ifdef __VAES__
     can = can && __builtin_cpu_supports("vaes");
 #endif
@@ -98,18 +101,18 @@ INLINE void encrypt_one(const stream *words, uint64_t counter, uint64_t *to)
     _mm_storeu_si128((__m128i *)to, encrypted(words, counter_block(counter)));
 }
 
-#if defined(__VAES__) && defined(__AVX512F__)
+#if defined(__VAES__) && defined(__AVX512BW__)
 enum { AT_ONCE = 32, VECTORS = 8 };
 
 /* AT_ONCE blocks side by side, so that none has to wait for another. */
 INLINE void encrypt_some(const stream *words, uint64_t counter, uint64_t *to)
 {
+    const __m512i turned = _mm512_broadcast_i32x4(_mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0));
     __m512i blocks[VECTORS], key = _mm512_broadcast_i32x4(load_key(words, 0));
+    __m512i counters = _mm512_add_epi64(_mm512_set1_epi64((long long)counter), _mm512_set_epi64(3, 0, 2, 0, 1, 0, 0, 0));
     for (int i = 0; i < VECTORS; i++) {
-        uint64_t first = counter + 4 * i;
-        blocks[i] = _mm512_xor_si512(
-            key, _mm512_set_epi64((long long)__builtin_bswap64(first + 3), 0, (long long)__builtin_bswap64(first + 2), 0,
-                                  (long long)__builtin_bswap64(first + 1), 0, (long long)__builtin_bswap64(first), 0));
+        __m512i next = _mm512_add_epi64(counters, _mm512_set1_epi64(4 * i));
+        blocks[i] = _mm512_xor_si512(key, _mm512_maskz_shuffle_epi8(0xff00ff00ff00ff00, next, turned));
     }
     for (int round = 1; round < ROUNDS; round++) {
         key = _mm512_broadcast_i32x4(load_key(words, round));
@@ -223,14 +226,6 @@ INLINE numbers choose(integers condition, numbers yes, numbers no)
     return (numbers)((condition & (integers)yes) | (~condition & (integers)no));
 }
 
-INLINE numbers polynomial(const double *coefficients, int count, numbers x)
-{
-    numbers value = all(coefficients[count - 1]);
-    for (int i = count - 2; i >= 0; i--)
-        value = value * x + coefficients[i];
-    return value;
-}
-
 /* What older processors have no instruction for is done with others, rounded the same way. */
 #ifdef __AVX512DQ__
 INLINE numbers square_root(numbers x) { return (numbers)_mm512_sqrt_pd((__m512d)x); }
@@ -278,7 +273,11 @@ INLINE integers rounded(numbers x, int small)
 /* Divided by a power of two, and rounded down. */
 INLINE integers shifted(integers x, int shift)
 {
+#ifdef __AVX512F__
+    return (integers)_mm512_sra_epi64((__m512i)x, _mm_cvtsi32_si128(shift));
+#else
     return (integers)((((bits)x ^ SIGN) >> shift) - (SIGN >> shift));
+#endif
 }
 
 /* A number of 64 bits, in units of 2^-64, with further words until it has 53 significant bits. */
@@ -298,47 +297,103 @@ static double continued(uint64_t distance, stream *further)
     return result;
 }
 
-/* Some pairs of a group: their radii from words, their angles from the words eight places on. */
-INLINE void pairs(const uint64_t *words, stream *further, double scale, numbers *first, numbers *second)
+/* Where the words of a vector begin that stands so far on: a group has all its radii before its angles. */
+INLINE long place_of(long vector) { return vector / (PAIRS / LANES) * GROUP + vector % (PAIRS / LANES) * LANES; }
+
+/* So many vectors go through the same operations side by side. One by one each operation would wait for the one before,
+ * and those that wait would soon take all the places in which a processor keeps them. */
+#ifdef __AVX512F__
+enum { TOGETHER = 4 };
+#else
+enum { TOGETHER = 2 };
+#endif
+#define EACH _Pragma("GCC unroll 4") for (int v = 0; v < count; v++)
+
+INLINE void polynomials(const double *coefficients, int terms, int count, const numbers *x, numbers *values)
 {
-    integers word = *(const integers *)words;
-    integers upper = word < 0;
-    integers distance = word ^ (word >> 63);
-    numbers nearness = as_numbers(distance) * 0x1p-64;
-    integers few = distance < (1ll << 53);
-    if (__builtin_expect(any(few), 0))
-        for (int i = 0; i < LANES; i++)
-            if (few[i])
-                nearness[i] = continued((uint64_t)distance[i], further);
+    EACH values[v] = all(coefficients[terms - 1]);
+    _Pragma("GCC unroll 8") for (int i = terms - 2; i >= 0; i--)
+        EACH values[v] = values[v] * x[v] + coefficients[i];
+}
 
-    /* It is at most 1/2, so the power of two is below 1: 2^-power. */
-    bits power = (SQRT_HALF_BITS + ((1ull << 52) - 1) - (bits)nearness) >> 52;
-    numbers mantissa = (numbers)((bits)nearness + (power << 52));
-    integers far = nearness >= NEAR_ONE;
-    numbers exponent = choose(upper, choose(far, all(1.0), all(0.0)), as_numbers((integers)power));
-    numbers fraction = choose(upper, choose(far, 1.0 - 2.0 * nearness, -nearness), mantissa - 1.0);
+/* What words say of radii, as numbers up to 1/2: how far a uniform number is from 0, or from 1. */
+static void all_nearness(long vectors, const uint64_t *words, stream *further, double *nearness)
+{
+    for (long v = 0; v < vectors; v++) {
+        integers word = *(const integers *)(words + place_of(v)), distance = word ^ (word >> 63);
+        *(numbers *)(nearness + v * LANES) = as_numbers(distance) * 0x1p-64;
+        if (__builtin_expect(any(distance < (1ll << 53)), 0))
+            for (int i = 0; i < LANES; i++)
+                if (distance[i] < (1ll << 53))
+                    nearness[v * LANES + i] = continued((uint64_t)distance[i], further);
+    }
+}
 
-    numbers s = fraction / (2.0 + fraction), square = s * s;
-    numbers correction = s * (fraction - square * polynomial(LOG, 7, square));
-    numbers half = exponent * LN2_HIGH + ((correction + exponent * LN2_LOW) - fraction);
-    numbers radius = square_root(half + half) * scale;
+/* The radii of some pairs, in place of that. */
+INLINE void some_radii(int count, long first, const uint64_t *words, double scale, double *radii)
+{
+    numbers exponent[TOGETHER], fraction[TOGETHER], s[TOGETHER], square[TOGETHER], sum[TOGETHER];
+    EACH {
+        integers upper = *(const integers *)(words + place_of(first + v)) < 0;
+        numbers nearness = *(const numbers *)(radii + (first + v) * LANES);
+        /* It is at most 1/2, so the power of two is below 1: 2^-power. */
+        bits power = (SQRT_HALF_BITS + ((1ull << 52) - 1) - (bits)nearness) >> 52;
+        numbers mantissa = (numbers)((bits)nearness + (power << 52));
+        integers far = nearness >= NEAR_ONE;
+        exponent[v] = choose(upper, choose(far, all(1.0), all(0.0)), as_numbers((integers)power));
+        fraction[v] = choose(upper, choose(far, 1.0 - 2.0 * nearness, -nearness), mantissa - 1.0);
+    }
+    EACH s[v] = fraction[v] / (2.0 + fraction[v]);
+    EACH square[v] = s[v] * s[v];
+    polynomials(LOG, 7, count, square, sum);
+    EACH {
+        numbers correction = s[v] * (fraction[v] - square[v] * sum[v]);
+        numbers half = exponent[v] * LN2_HIGH + ((correction + exponent[v] * LN2_LOW) - fraction[v]);
+        *(numbers *)(radii + (first + v) * LANES) = square_root(half + half) * scale;
+    }
+}
 
-    bits turn = *(const bits *)(words + PAIRS);
-    numbers part = as_numbers((integers)(turn & ((1ull << 61) - 1))) * 0x1p-61;
-    square = part * part;
-    numbers sine = radius * (part * (QUARTER_PI + square * polynomial(SIN, 6, square)));
-    numbers cosine = radius * (1.0 + square * polynomial(COS, 7, square));
-    integers swapped = (integers)(turn & (1ull << 61)) != 0;
-    *first = (numbers)((bits)choose(swapped, sine, cosine) ^ (turn & SIGN));
-    *second = (numbers)((bits)choose(swapped, cosine, sine) ^ ((turn << 1) & SIGN));
+static void all_radii(long groups, const uint64_t *words, stream *further, double scale, double *radii)
+{
+    long vectors = groups * PAIRS / LANES, first = 0;
+    all_nearness(vectors, words, further, radii);
+    for (; first + TOGETHER <= vectors; first += TOGETHER)
+        some_radii(TOGETHER, first, words, scale, radii);
+    for (; first < vectors; first++)
+        some_radii(1, first, words, scale, radii);
+}
+
+/* The pairs themselves, of these radii and of words that are their angles. */
+INLINE void turned(int count, long first, const double *radii, const uint64_t *words, numbers *ones, numbers *others)
+{
+    numbers part[TOGETHER], square[TOGETHER], sine[TOGETHER], cosine[TOGETHER];
+    EACH {
+        bits turn = *(const bits *)(words + place_of(first + v) + PAIRS);
+        part[v] = as_numbers((integers)(turn & ((1ull << 61) - 1))) * 0x1p-61;
+        square[v] = part[v] * part[v];
+    }
+    polynomials(SIN, 6, count, square, sine);
+    polynomials(COS, 7, count, square, cosine);
+    EACH {
+        bits turn = *(const bits *)(words + place_of(first + v) + PAIRS);
+        integers swapped = (integers)(turn & (1ull << 61)) != 0;
+        numbers radius = *(const numbers *)(radii + (first + v) * LANES);
+        sine[v] = radius * (part[v] * (QUARTER_PI + square[v] * sine[v]));
+        cosine[v] = radius * (1.0 + square[v] * cosine[v]);
+        ones[v] = (numbers)((bits)choose(swapped, sine[v], cosine[v]) ^ (turn & SIGN));
+        others[v] = (numbers)((bits)choose(swapped, cosine[v], sine[v]) ^ ((turn << 1) & SIGN));
+    }
 }
 
 /* Normal numbers of these words, which are groups, and of this standard deviation. */
 void normals(int64_t groups, const uint64_t *words, stream *further, double scale, double *to)
 {
-    for (long g = 0; g < groups; g++, words += GROUP, to += GROUP)
-        for (int i = 0; i < PAIRS; i += LANES)
-            pairs(words + i, further, scale, (numbers *)(to + i), (numbers *)(to + PAIRS + i));
+    for (long g = 0; g < groups; g++, words += GROUP, to += GROUP) {
+        double radii[PAIRS];
+        all_radii(1, words, further, scale, radii);
+        for (int vector = 0; vector < PAIRS / LANES; vector++)
+            turned(1, vector, radii, words, (numbers *)to + vector, (numbers *)(to + PAIRS) + vector);
+    }
 }
 
 INLINE numbers read(const float *floats, const double *doubles, long place)
@@ -374,52 +429,64 @@ typedef struct {
     double step;      /* which is this number */
 } scale;
 
-INLINE numbers noised(const int64_t *totals, numbers noise, const scale *by)
+INLINE numbers noised(const int64_t *totals, numbers noise, scale by)
 {
-    int small = by->deviation < 0x1p45; /* no number is beyond 36 deviations */
-    int64_t half = (1ll << by->shift) >> 1;
-    return as_numbers(shifted(*(const integers *)totals + rounded(noise, small) + half, (int)by->shift)) * by->step;
+    int small = by.deviation < 0x1p45; /* no number is beyond 36 deviations */
+    int64_t half = (1ll << by.shift) >> 1;
+    return as_numbers(shifted(*(const integers *)totals + (rounded(noise, small) + half), (int)by.shift)) * by.step;
 }
 
-/* A group of whole numbers plus noise, rounded to the grid: to where there is a place for it, as floats or as doubles. */
-INLINE void release_group(const uint64_t *words, stream *further, const scale *by, const int64_t *totals, float *floats,
-                          double *doubles)
+/* Some whole numbers plus noise, rounded to the grid: to where there is a place for it, as floats or as doubles. */
+INLINE void release_some(int count, long first, const double *radii, const uint64_t *words, scale by,
+                         const int64_t *totals, float *floats, double *doubles)
 {
-    for (int i = 0; i < PAIRS; i += LANES) {
-        numbers made[2];
-        pairs(words + i, further, by->deviation, made, made + 1);
-        for (int of_pair = 0; of_pair < 2; of_pair++) {
-            long place = i + of_pair * PAIRS;
-            numbers result = noised(totals + place, made[of_pair], by);
+    numbers made[2][TOGETHER];
+    turned(count, first, radii, words, made[0], made[1]);
+    for (int of_pair = 0; of_pair < 2; of_pair++)
+        EACH {
+            long place = place_of(first + v) + of_pair * PAIRS;
+            numbers result = noised(totals + place, made[of_pair][v], by);
             if (floats != NULL)
                 *(narrow_numbers *)(floats + place) = __builtin_convertvector(result, narrow_numbers);
             else
                 *(numbers *)(doubles + place) = result;
         }
-    }
+}
+
+INLINE void release_groups(long groups, const double *radii, const uint64_t *words, scale by, const int64_t *totals,
+                           float *floats, double *doubles)
+{
+    long vectors = groups * PAIRS / LANES, first = 0;
+    for (; first + TOGETHER <= vectors; first += TOGETHER)
+        release_some(TOGETHER, first, radii, words, by, totals, floats, doubles);
+    for (; first < vectors; first++)
+        release_some(1, first, radii, words, by, totals, floats, doubles);
 }
 
 void release(stream *words, stream *further, const scale *by, int64_t count, const int64_t *totals, float *floats,
              double *doubles)
 {
     uint64_t some[CHUNK];
+    double radii[CHUNK / 2];
     for (long start = 0; start < count; start += CHUNK) {
         long size = count - start < CHUNK ? count - start : CHUNK;
-        long whole = size / GROUP * GROUP, rest = size - whole;
-        aes_words(words, whole + (rest ? GROUP : 0), some);
-        for (long at = 0; at < whole; at += GROUP)
-            release_group(some + at, further, by, totals + start + at, floats ? floats + start + at : NULL,
-                          doubles ? doubles + start + at : NULL);
+        long whole = size / GROUP, rest = size % GROUP, groups = whole + (rest != 0), end = start + whole * GROUP;
+        aes_words(words, groups * GROUP, some);
+        all_radii(groups, some, further, by->deviation, radii);
+        if (floats != NULL)
+            release_groups(whole, radii, some, *by, totals + start, floats + start, NULL);
+        else
+            release_groups(whole, radii, some, *by, totals + start, NULL, doubles + start);
         if (rest) {
             int64_t last[GROUP] = {0};
-            float last_floats[GROUP];
-            double last_doubles[GROUP];
-            memcpy(last, totals + start + whole, sizeof *last * rest);
-            release_group(some + whole, further, by, last, floats ? last_floats : NULL, last_doubles);
-            if (floats != NULL)
-                memcpy(floats + start + whole, last_floats, sizeof *floats * rest);
-            else
-                memcpy(doubles + start + whole, last_doubles, sizeof *doubles * rest);
+            double results[GROUP];
+            memcpy(last, totals + end, sizeof *last * rest);
+            release_groups(1, radii + whole * PAIRS, some + whole * GROUP, *by, last, NULL, results);
+            for (long i = 0; i < rest; i++)
+                if (floats != NULL)
+                    floats[end + i] = (float)results[i];
+                else
+                    doubles[end + i] = results[i];
         }
     }
 }
