@@ -196,9 +196,9 @@ class FrozenLinear(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the layer that it stands for returns."""
-        if torch.is_grad_enabled() and inputs.requires_grad:
-            return super().forward(inputs)
-        return _torch.linear(inputs, self.weight, self.bias)
+        if self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad):
+            return super().forward(inputs)  # somebody trains it after all
+        return _torch.frozen_linear(inputs, self.weight, self.bias)
 
 
 def _speed_up(network: nn.Module) -> None:
