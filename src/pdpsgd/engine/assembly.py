@@ -15,7 +15,7 @@ from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.engine.arguments import check_counts
 from pdpsgd.engine.checks.attributes import PlainAttributes
 from pdpsgd.engine.checks.buffers import BufferWatch
-from pdpsgd.engine.checks.collation import check_collation
+from pdpsgd.engine.checks.collation import check_collation, collation_is_unseen
 from pdpsgd.engine.checks.first_batches import FirstBatches
 from pdpsgd.engine.checks.row_rounding import settle_layout
 from pdpsgd.engine.distributed import Ranks
@@ -221,6 +221,8 @@ def assemble(
         loss_reduction=options.loss_reduction,
         views=options.views,
         watch_loop=watch_loop,
+        steps=plan.steps,
+        unseen=["collate_fn"] if collation_is_unseen(holdings.records) else [],
         is_cut=options.may_cut(len(levels)),
     )
     fresh_models = FreshModels(
@@ -260,7 +262,7 @@ def assemble(
         release=current_release(),
         spending=spending,
         norms=norms,
-        unseen=first_batches.unseen,
+        count_unseen=lambda: len(first_batches.unseen),
     )
     loader = PrivateLoader(
         execution,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -59,7 +59,7 @@ class PrivateOptimizer(Optimizer):
         release: Release,
         spending: SpendingFilter | None = None,
         norms: NormKeeper | None = None,
-        unseen: Sequence[str] = (),
+        count_unseen: Callable[[], int] = lambda: 0,
     ) -> None:
         # On purpose not Optimizer.__init__: groups, state and defaults are the wrapped optimizer's own.
         self.original = optimizer
@@ -72,7 +72,7 @@ class PrivateOptimizer(Optimizer):
         self.release = release
         self._spending = spending
         self._norms = norms
-        self._unseen = unseen  # by this rank's guards, so far
+        self._count_unseen = count_unseen  # how much this rank's guards could not see through so far
         self.unseen_on_all_ranks = 0  # how much that is on all ranks
         self._noised = NoisedSums(gradients.sums, gradients.flat_sums)
         self._ranks = ranks
@@ -213,7 +213,7 @@ class PrivateOptimizer(Optimizer):
         if self._ranks.world_size == 1:
             self._observers.step_releases(step, self._gradients.flat_sums)
             totals = self._quantized(noise)
-            self.unseen_on_all_ranks = self._ranks.gather_sums(totals, step=step, unseen=len(self._unseen))
+            self.unseen_on_all_ranks = self._ranks.gather_sums(totals, step=step, unseen=self._count_unseen())
             self.release(totals, noise, source=self._execution.source, out=self._noised.flat)
         else:
             self._release_on_ranks(noise)
@@ -231,7 +231,7 @@ class PrivateOptimizer(Optimizer):
         unseen = self._noised.flat[0].new_zeros(1)
         with self._ranks.result_of_first([*self._noised.flat, unseen]):
             totals = self._quantized(noise)
-            unseen.fill_(self._ranks.gather_sums(totals, step=noise.step, unseen=len(self._unseen)))
+            unseen.fill_(self._ranks.gather_sums(totals, step=noise.step, unseen=self._count_unseen()))
             if self._ranks.first:
                 self._observers.step_releases(noise.step, dequantized(totals, noise.clipping_norm))
                 self.release(totals, noise, source=self._execution.source, out=self._noised.flat)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.engine.checks.collation import collation_is_unseen
 from pdpsgd.sampling.source import RandomSource
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ class Run:
         """What the guards could not see through, one short description each."""
         here = self.first_batches.unseen
         elsewhere = [ON_ANOTHER_RANK] if self.optimizer.unseen_on_all_ranks > len(here) else []
-        collation = ["collate_fn"] if collation_is_unseen(self.records) else []
-        return list(dict.fromkeys([*self.before.get("unseen_code", ()), *here, *elsewhere, *collation]))
+        return list(dict.fromkeys([*self.before.get("unseen_code", ()), *here, *elsewhere]))
 
     @property
     def test_double(self) -> bool:

@@ -71,7 +71,7 @@ class Finished:
 
 TASKS = [
     *("compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"),
-    *("sources", "noninterference", "unseen_on_one_rank", "sensitivity"),
+    *("sources", "noninterference", "unseen_on_one_rank", "unseen_collation_on_one_rank", "sensitivity"),
 ]
 
 
@@ -199,6 +199,15 @@ def test_code_that_the_guards_of_one_rank_cannot_see_through_is_in_every_rank_s_
     assert "on another rank" in first["reasons"][0]["sentence"]
     assert [reason["code"] for reason in second["reasons"]] == ["unseen-code"]
     assert "backward() was given a gradient" in second["reasons"][0]["sentence"]
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_collation_that_one_rank_cannot_check_is_in_every_rank_s_verdict(two_ranks, odd):
+    for rank, found in enumerate(two_ranks.found("unseen_collation_on_one_rank")):
+        (reason,) = found[f"rank {odd}"]["reasons"]
+        assert reason["code"] == "unseen-code"
+        assert ("collate_fn" if rank == odd else "on another rank") in reason["sentence"]
+        assert found["none"]["reasons"] == []
 
 
 def test_with_ranks_too_a_record_moves_the_noise_free_sum_by_its_clipping_norm_at_most(two_ranks):

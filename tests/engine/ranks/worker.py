@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.distributed import Ranks
@@ -381,6 +381,26 @@ def unseen_on_one_rank(folder):
             engine.optimizer.step()
     engine.save(folder / "unseen.safetensors")
     return engine.verdict().to_dict()
+
+
+def collated_oddly(items):
+    """Draw random numbers of its own, so that nobody can tell whether records mix."""
+    inputs = torch.stack([row for row, _ in items]) + torch.from_numpy(np.random.default_rng().normal(size=5))
+    return inputs.float(), torch.tensor([target for _, target in items])
+
+
+def unseen_collation_on_one_rank(folder):
+    """One rank's collate_fn cannot be checked; the others collate as everybody does."""
+    found, plan = {}, make_plan(clip_scales=(1.0, 1.0))
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        odd = int(os.environ["RANK"]) == rank
+        items = Items(*make_data(plan.people))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data = DataLoader(items, collate_fn=collated_oddly if odd else None)
+            found[f"rank {rank}"] = train(make_private(plan, data=data)).verdict().to_dict()
+    found["none"] = train(make_private(plan, data=DataLoader(items))).verdict().to_dict()
+    return found
 
 
 def die(folder):

@@ -6,7 +6,7 @@ ignored target, shows only where it occurs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from pdpsgd.engine.batches import to_device
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.engine.checks.rows import SeenValues
-from pdpsgd.engine.checks.watch import LossWatch
+from pdpsgd.engine.checks.sizes import UNSETTLED
+from pdpsgd.engine.checks.watch import LossWatch, say_unseen
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
 
@@ -27,7 +28,8 @@ class FirstBatches(StepObserver):
     """Probes the criterion, if there is one, and watches what the loop does with a batch.
 
     With `watch_loop=False` the loop is not watched: whoever calls knows that nothing happens between loader and
-    model. `is_cut` says that a step may be cut into physical batches.
+    model. `is_cut` says that a step may be cut into physical batches, `steps` how many there are, and `unseen` what
+    could not be checked before the first of them.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class FirstBatches(StepObserver):
         loss_reduction: str,
         views: int,
         watch_loop: bool,
+        steps: int,
         is_cut: bool = False,
+        unseen: Sequence[str] = (),
     ) -> None:
         self._gradients = gradients
         self._criterion = criterion
@@ -51,7 +55,13 @@ class FirstBatches(StepObserver):
         self._seen = SeenValues()
         self._last: LossWatch | None = None  # of the batch before, if that was not enough
         self._watch: LossWatch | None = None  # of the current batch
-        self.unseen: list[str] = []  # what could not be checked, and why
+        self._steps = steps
+        self._unseen = list(unseen)
+
+    @property
+    def unseen(self) -> list[str]:
+        """What could not be checked so far, and why."""
+        return [*self._unseen, *([UNSETTLED] if self._last is not None and self._last.waits else [])]
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Try the criterion on the batch, and look at what the loop does with it."""
@@ -75,7 +85,7 @@ class FirstBatches(StepObserver):
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop(report=report)
-            self.unseen += watch.findings if report else []
+            self._unseen += watch.findings if report else []
             self._loop_is_checked = watch.concluded
             if watch.concluded:
                 self._last = None
@@ -95,7 +105,14 @@ class FirstBatches(StepObserver):
             last=self._last,
         )
         whole = batch.size * self._views
-        batch.when_stepped.append(lambda: self.stop(report=self._gradients.recorded_batch_size == whole))
+        is_last = batch.last and batch.step == self._steps - 1
+
+        def stepped() -> None:
+            self.stop(report=self._gradients.recorded_batch_size == whole)
+            if is_last and self._last is not None and self._last.waits:
+                say_unseen(UNSETTLED)
+
+        batch.when_stepped.append(stepped)
         self._watch.start()
 
     def _probe(self, examples: Any) -> bool:

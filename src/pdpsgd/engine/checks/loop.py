@@ -11,7 +11,7 @@ keeps as they were, such as the size itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +20,22 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.engine.batches import exchanged, has_rows, same_but_for, tensors
+from pdpsgd.engine.batches import has_rows, same_but_for, tensors
+from pdpsgd.engine.checks.exchanges import (
+    ALL_BUT_ONE,
+    are_same,
+    converted,
+    extremes,
+    only,
+    spread,
+    tries,
+)
 from pdpsgd.engine.checks.loss import Precision, class_counts, every_class, made_up
 from pdpsgd.engine.checks.replay import CannotTellError, Change, Replay
 from pdpsgd.engine.checks.sizes import (
     SIZE_TOLERANCE,
-    Numbers,
+    Course,
     Recorded,
-    follow_size,
     in_this_size,
     numbers_in,
     numbers_of,
@@ -36,10 +44,10 @@ from pdpsgd.engine.checks.sizes import (
 from pdpsgd.errors import fail
 from pdpsgd.gradients.clipping import leaves_of_graph
 
-HALVES = 8
-ALL_BUT_ONE = 4
 TOLERANCE = 2e-3
-_SCALING = ("div", "true_divide", "divide", "truediv", "rdiv", "rtruediv", "mul", "multiply", "rmul")
+_TIMES = ("mul", "multiply", "rmul", "imul", "rdiv", "rtruediv")
+_OVER = ("div", "true_divide", "divide", "truediv", "idiv", "itruediv")
+_SCALING = dict.fromkeys(_TIMES, 1) | dict.fromkeys(_OVER, -1)
 
 CheckOwnLoss = Callable[[int], str | None]
 _SHOWN_LATER = " (A batch of another size showed it: do not use what earlier steps trained.)"
@@ -60,31 +68,39 @@ def check_inputs(replay: Replay, inputs: Any, *, views: int) -> list[Tensor]:
         has_rows(leaf, size * views) and id(leaf) not in replay.known for leaf in given
     ):
         raise CannotTellError("values of the batch are taken out of torch before the model is called")
-    if not _are_same([], known, replay.again(lambda leaf: leaf, known), rows, size):
+    if not are_same([], known, replay.again(lambda leaf: leaf, known), rows, size):
         raise CannotTellError("it does not come out alike when it is done again")
-    for replaced, change in _tries(size):
-        if not _are_same(replaced, known, replay.again(change, known), rows, size):
+    for replaced, change in tries(size):
+        if not are_same(replaced, known, replay.again(change, known), rows, size):
             _refuse_inputs("replacing some examples of the batch changes")
-    for replaced, change in _extremes(size):
+    for replaced, change in extremes(size):
         with suppress(CannotTellError):  # an assertion on the range, say, may end there
-            if not _are_same(replaced, known, replay.again(change, known), rows, size):
+            if not are_same(replaced, known, replay.again(change, known), rows, size):
                 _refuse_inputs("replacing some examples of the batch changes")
     return rows
 
 
 def check_inputs_of_two_sizes(replay: Replay, rows: list[Tensor], earlier: Recorded, *, views: int) -> None:
-    """Refuse a loop that gives the model other inputs for the same examples in a batch of another size."""
+    """Refuse a loop that gives the model other inputs for the same examples in a batch of another size.
+
+    Where a schedule may have done that, `earlier.before` waits for further batches.
+    """
     if len(rows) != len(earlier.inputs) or replay.draws_for(rows):
         return
     again = replay.again(lambda leaf: leaf, rows, given=in_this_size(replay, earlier))
     chosen = earlier.rows_for(replay.size)
     if views > 1:
         chosen = (chosen[:, None] * views + torch.arange(views, device=chosen.device)).flatten()
-    for before, after in zip(earlier.inputs, again, strict=True):
-        if not same_but_for([], before[chosen], after, replay.size):
-            if follow_size(earlier.numbers_before, numbers_of(replay, rows), earlier.size, replay.size):
-                _refuse_inputs("the number of examples in the batch changes", _SHOWN_LATER)
-            say_if_size_was_asked(replay, "what the model is called with for an example")
+    pairs = zip(earlier.inputs, again, strict=True)
+    alike = all(same_but_for([], before[chosen], after, replay.size) for before, after in pairs)
+    if alike and replay.size != earlier.size:
+        earlier.before.is_contradicted()
+        return
+    goes = earlier.before.goes_with_size(replay.size, numbers_of(replay, rows))
+    if goes:
+        _refuse_inputs("the number of examples in the batch changes", _SHOWN_LATER)
+    if goes is False and not alike:
+        say_if_size_was_asked(replay, "what the model is called with for an example")
 
 
 class LossCheck:
@@ -126,7 +142,7 @@ class LossCheck:
             moved = self._gradients(lambda leaf: leaf, given=given, convert=convert, scale=1.37)
             if _differ(together.flat(), moved.flat(), tolerance):
                 _refuse_loss()
-        for replaced, change in _tries(self.size):
+        for replaced, change in tries(self.size):
             stay = torch.ones(self.size, dtype=torch.bool, device=together.rows.device)
             stay[replaced] = False
             changed = self._gradients(change, given=given, convert=convert)
@@ -152,7 +168,7 @@ class LossCheck:
             }
             precision = Precision()
             try:
-                self._compare(made, partial(_converted, dtype), precision if dtype else None)
+                self._compare(made, partial(converted, dtype), precision if dtype else None)
             except CannotTellError:
                 continue
             return
@@ -187,27 +203,26 @@ class LossCheck:
             return self._is_the_models_own
         if self._is_the_models_own:
             return True
-        rows = _spread(self.size, ALL_BUT_ONE)
+        rows = spread(self.size, ALL_BUT_ONE)
         pairs = zip(rows, rows[1:] + rows[:1], strict=True)
         precision = Precision()
         together = self._gradients(lambda leaf: leaf, precision=precision).rows[rows]
-        alone = torch.cat([self._gradients(_only(row), alone=True).rows for row in rows])
-        pair = torch.cat([self._gradients(_only(*two), alone=True).rows[:1] for two in pairs])
+        alone = torch.cat([self._gradients(only(row), alone=True).rows for row in rows])
+        pair = torch.cat([self._gradients(only(*two), alone=True).rows[:1] for two in pairs])
         differ = partial(_differ, other=alone, tolerance=max(TOLERANCE, precision.tolerance))
         is_mean, is_sum = not differ(together * self.size), not differ(together)
         if not ((is_mean and not differ(2 * pair)) or (is_sum and not differ(pair))):
             raise CannotTellError("it comes out otherwise for one, for two and for all examples")
-        scaled = self._scales_by_size()
-        if is_mean and not is_sum and said == "mean" and scaled and self.replay.asked_for_size:
+        if is_mean and not is_sum and said == "mean" and self.replay.asked_for_size and self._is_scaled(1):
             # mean * len(batch) / constant: a sum, unless a constant happens to be the size
             _refuse_reduction(said, "sum")
-        divided = is_sum and not is_mean and scaled
-        found = ["mean"] if divided else ["mean"] * is_mean + ["sum"] * is_sum
-        if said not in found:
-            _refuse_reduction(said, found[0])
-        return not divided
+        if is_sum and not is_mean and self._is_scaled(-1):
+            return False
+        if not (is_mean if said == "mean" else is_sum):
+            _refuse_reduction(said, "mean" if is_mean else "sum")
+        return True
 
-    def record(self, inputs: list[Tensor], numbers: Numbers) -> Recorded:
+    def record(self, inputs: list[Tensor], before: Course) -> Recorded:
         """Return what a batch of another size is compared with."""
         gradients = self._gradients(lambda leaf: leaf)
         return Recorded(
@@ -218,13 +233,25 @@ class LossCheck:
             gradients.rows,
             gradients.of_scalars.tolist(),
             self.own_reduction,
-            numbers,
-            numbers_of(self.replay, [self.loss]),
+            before,
+            Course(self.size, numbers_of(self.replay, [self.loss])),
             self.replay.known,
         )
 
+    def settles_reduction(self, said: str) -> None:
+        """Refuse a sum that is divided by the size where it was said to be a sum; by a constant, to be a mean.
+
+        In the first batch the two were equal. In this one, of another size, they are not.
+        """
+        found = "mean" if self._is_scaled(-1) else "sum"
+        if found != said:
+            _refuse_reduction(said, found, _SHOWN_LATER)
+
     def agrees_with(self, earlier: Recorded, *, said: str) -> None:
-        """Refuse a loss that gives the same examples other gradients in a batch of another size."""
+        """Refuse a loss that gives the same examples other gradients in a batch of another size.
+
+        Where a schedule may have done that, `earlier.after` waits for further batches.
+        """
         if self.replay.draws_for([self.loss]) or len(earlier.outputs) != len(self.outputs):
             return
         chosen = earlier.rows_for(self.size)
@@ -250,12 +277,16 @@ class LossCheck:
                 for kind in found
                 if own is None or math.isclose(after, before * ratio[kind], rel_tol=tolerance)
             ]
-        if found and said not in found:
-            _refuse_reduction(said, found[0], _SHOWN_LATER)
-        if not found:
-            numbers = numbers_of(self.replay, [self.loss])
-            if follow_size(earlier.numbers_after, numbers, earlier.size, self.size):
-                _refuse_loss(_SHOWN_LATER)
+        if said in found and self.size != earlier.size:
+            earlier.after.is_contradicted()
+            return
+        course = earlier.after
+        goes = course.goes_with_size(self.size, numbers_of(self.replay, [self.loss]), kinds=set(found))
+        if goes and course.kinds:
+            _refuse_reduction(said, min(course.kinds), _SHOWN_LATER)
+        if goes:
+            _refuse_loss(_SHOWN_LATER)
+        if goes is False and not found:
             say_if_size_was_asked(self.replay, "the gradient that the loss gives an example")
 
     def expected(self) -> dict[int, Tensor]:
@@ -309,11 +340,11 @@ class LossCheck:
             by_output, torch.cat(rows, 1), torch.cat(scalars) if scalars else result.new_zeros(0)
         )
 
-    def _scales_by_size(self) -> bool:
-        """Whether something is divided by the number of examples, or of the outputs' numbers; or times its inverse."""
+    def _is_scaled(self, power: int) -> bool:
+        """Whether something is multiplied (1) or divided (-1) by the number of examples, or of the outputs' numbers."""
         sizes = {self.size} | {self.outputs[key][0].numel() for key in self._by_row}
         return any(
-            math.isclose(number, size, rel_tol=1e-6) or math.isclose(number * size, 1.0, rel_tol=1e-6)
+            number and math.isclose(number ** (power * _SCALING[call.name]), size, rel_tol=1e-6)
             for call in self._calls
             if call.name in _SCALING
             for number in numbers_in(call, self.replay)
@@ -360,60 +391,6 @@ def check_arrived(expected: dict[int, Tensor], arrived: dict[int, Tensor]) -> No
                     "(register_hook) or an autograd function of the loop changes gradients, where examples may mix. "
                     "A hook may look at gradients, and return None. Put what has to be done into the loss."
                 )
-
-
-def _tries(size: int) -> Iterator[tuple[list[int], Change]]:
-    """Yield which examples are replaced, and the change that does it."""
-    for row in _spread(size, ALL_BUT_ONE):
-        yield _replacing([*range(row), *range(row + 1, size)], row, size)
-    halves = torch.Generator().manual_seed(0)
-    for _ in range(HALVES):
-        order = torch.randperm(size, generator=halves, device="cpu")
-        yield _replacing(order[: max(1, size // 2)].sort().values.tolist(), int(order[-1]), size)
-
-
-def _extremes(size: int) -> Iterator[tuple[list[int], Change]]:
-    """Yield changes that make one example very large: then also what mixes weakly shows in the others."""
-    for row in _spread(size, 2):
-        for factor in (1e4, -1e8):
-            yield [row], partial(_enlarged, row, factor, size)
-
-
-def _enlarged(row: int, factor: float, size: int, leaf: Tensor) -> Tensor:
-    changed = leaf.detach().clone()
-    if has_rows(leaf, size) and leaf.is_floating_point():
-        changed[row] = changed[row] * factor + factor
-    return changed
-
-
-def _replacing(rows: list[int], by: int, size: int) -> tuple[list[int], Change]:
-    return rows, lambda leaf: exchanged(leaf, size, rows, by)
-
-
-def _converted(dtype: torch.dtype | None, leaf: Tensor) -> Tensor:
-    return leaf if dtype is None or not leaf.is_floating_point() else leaf.to(dtype)
-
-
-def _only(*rows: int) -> Change:
-    return lambda leaf: leaf[list(rows)]
-
-
-def _spread(size: int, most: int) -> list[int]:
-    """Return up to `most` places, spread over the batch."""
-    return sorted({round(place) for place in torch.linspace(0, size - 1, most, device="cpu").tolist()})
-
-
-def _are_same(
-    replaced: list[int], before: Sequence[Tensor], after: Sequence[Tensor], rows: list[Tensor], size: int
-) -> bool:
-    """Whether tensors with rows are alike but for those that were replaced, and others altogether."""
-    by_row = set(map(id, rows))
-    return all(
-        same_but_for(replaced, one, other, size)
-        if id(one) in by_row
-        else one.shape == other.shape and torch.equal(one.detach(), other.detach())
-        for one, other in zip(before, after, strict=True)
-    )
 
 
 def _refuse_inputs(what: str, more: str = "") -> NoReturn:

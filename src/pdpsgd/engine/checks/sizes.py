@@ -1,12 +1,15 @@
-"""Two batches of a loop: what goes with their sizes, and what one leaves for the next.
+"""Batches of a loop: what goes with their sizes, and what one leaves for the next.
 
 A replay keeps numbers as they were, the size of the batch among them. In a batch of another size they are others: if
 examples of the first batch then come out otherwise, by a number that follows the size, the loop depends on the size.
-Other differences may come from a schedule, or from random numbers.
+Other differences may come from a schedule, or from random numbers. By chance a schedule may look like the size for a
+batch or two (0.6 and 0.7 of 24 and 28 rows). But a schedule goes one way, while sizes go up and down: so a number that
+was the size itself is one at once, and a number that goes along once it has turned round with the sizes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +26,12 @@ Numbers = list[tuple[str, list[float]]]
 # Batches of two sizes are compared as closely as float32 allows; the sizes must differ by more.
 SIZE_TOLERANCE = 2e-4
 _POWERS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
+# A law by which a number goes with the size, and where the number stands: in which call, and which of its numbers.
+Law = tuple[int, int, str]
+UNSETTLED = (
+    "Whether this loop depends on the size of the batch could not be checked: in all batches that were compared a "
+    "number went along with the size, as a schedule may do for a while"
+)
 
 
 class SizeOrScheduleError(CannotTellError):
@@ -43,9 +52,14 @@ class Recorded:
     gradients: Tensor
     scalar_gradients: list[float]
     own_reduction: str | None
-    numbers_before: Numbers  # the model
-    numbers_after: Numbers
+    before: Course  # of what happens before the model
+    after: Course
     known: dict[int, Tensor]  # all tensors that came from it
+
+    @property
+    def waits(self) -> bool:
+        """Whether a number went with the size so far, and further batches have to tell."""
+        return self.before.waits or self.after.waits
 
     def tells_from(self, size: int) -> bool:
         """Whether a batch of this size is different enough to compare with."""
@@ -76,28 +90,86 @@ def numbers_of(replay: Replay, wanted: Sequence[Tensor]) -> Numbers:
     return [(call.name, list(numbers_in(call, replay))) for call in replay.calls_for(wanted)]
 
 
-def follow_size(before: Numbers, after: Numbers, size_before: int, size_after: int) -> bool:
-    """Whether a number in the calls for one batch, and for another, goes with the sizes of the two.
+class Course:
+    """The numbers in the calls of a loop, batch by batch: does one of them go with the size?
 
-    As a power of the size, or as the size and a constant. Other differences may come from a schedule.
+    >>> def course(*batches: tuple[int, float]) -> bool | None:
+    ...     (size, number), *later = batches
+    ...     found = Course(size, [("mul", [number])])
+    ...     return [found.goes_with_size(size, [("mul", [number])]) for size, number in later][-1]
+    >>> course((24, 24.0), (28, 28.0))  # the size itself
+    True
+    >>> print(course((24, 0.6), (28, 0.7)))  # a share of 40, or a schedule
+    None
+    >>> course((24, 0.6), (28, 0.7), (20, 0.8)), course((24, 0.6), (28, 0.7), (20, 0.5))
+    (False, True)
     """
-    if [name for name, _ in before] != [name for name, _ in after]:
-        return False
-    pairs = [
-        (one, other)
-        for (_, old), (_, new) in zip(before, after, strict=True)
-        if len(old) == len(new)
-        for one, other in zip(old, new, strict=True)
-        if one != other
-    ]
-    ratios = [(size_after / size_before) ** power for power in _POWERS]
-    step = size_after - size_before
-    return any(
-        any(math.isclose(other, one * ratio, rel_tol=1e-6) for ratio in ratios)
-        or (abs(step) > 2 and math.isclose(other - one, step, rel_tol=1e-9))
-        or (abs(step) > 2 and one * other != 0 and math.isclose(1 / other - 1 / one, step, rel_tol=1e-6))
-        for one, other in pairs
-    )
+
+    def __init__(self, size: int, numbers: Numbers) -> None:
+        self.sizes, self.numbers = [size], numbers
+        self.waits = False
+        self._laws: set[Law] | None = None  # those that held in all batches
+        self.kinds: set[str] = {"mean", "sum"}  # how the loss was reduced, by the gradients of all batches
+
+    def goes_with_size(self, size: int, numbers: Numbers, *, kinds: set[str] | None = None) -> bool | None:
+        """Take in a batch in which examples come out otherwise; None if further batches have to tell.
+
+        Args:
+            size: The size of the batch.
+            numbers: Its numbers.
+            kinds: How the loss was reduced, if gradients followed from it that the sizes alone explain.
+        """
+        if [name for name, _ in self.numbers] == [name for name, _ in numbers]:
+            found = set(_laws(self.numbers, numbers, self.sizes[0], size))
+            self._laws = found if self._laws is None else self._laws & found
+        elif self._laws is None:
+            self._laws = set()
+        self.sizes.append(size)
+        self.kinds &= kinds or set()
+        explained = bool(self._laws or self.kinds)
+        nothing_else = bool(self.kinds) and numbers == self.numbers
+        told = not explained or nothing_else or self._is_size or _turns(self.sizes)
+        self.waits = not told
+        return explained if told else None
+
+    def is_contradicted(self) -> None:
+        """Take in that examples came out alike in a batch of another size: no number goes with it."""
+        if self.waits:
+            self._laws, self.kinds, self.waits = set(), set(), False
+
+    @property
+    def _is_size(self) -> bool:
+        return any(law == "itself" for _, _, law in self._laws or ())
+
+
+def _laws(before: Numbers, after: Numbers, size_before: int, size_after: int) -> Iterator[Law]:
+    """Yield by which laws which numbers go with the size; where the size stays, all laws ask for the same number."""
+    for place, ((_, old), (_, new)) in enumerate(zip(before, after, strict=True)):
+        if len(old) == len(new):
+            for index, (one, other) in enumerate(zip(old, new, strict=True)):
+                yield from ((place, index, law) for law in _laws_of(one, other, size_before, size_after))
+
+
+def _laws_of(one: float, other: float, before: int, after: int) -> Iterator[str]:
+    for power in _POWERS:
+        if math.isclose(other, one * (after / before) ** power, rel_tol=1e-6) and one != 0:
+            yield f"power {power}"
+            if math.isclose(one, before**power, rel_tol=1e-6):
+                yield "itself"
+    if math.isclose(other - one, after - before, rel_tol=1e-9):
+        yield "and a constant"
+    if one * other != 0 and math.isclose(1 / other - 1 / one, after - before, rel_tol=1e-6):
+        yield "one over it and a constant"
+
+
+def _turns(sizes: Sequence[int]) -> bool:
+    """Tell whether sizes went up and down.
+
+    >>> _turns([24, 28, 28, 32]), _turns([24, 28, 28, 24])
+    (False, True)
+    """
+    steps = [after - before for before, after in itertools.pairwise(sizes)]
+    return any(step > 0 for step in steps) and any(step < 0 for step in steps)
 
 
 def say_if_size_was_asked(replay: Replay, what: str) -> None:

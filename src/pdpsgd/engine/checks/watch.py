@@ -31,7 +31,8 @@ from pdpsgd.engine.checks.loop import (
 from pdpsgd.engine.checks.probe import check_model, check_own_loss
 from pdpsgd.engine.checks.replay import CannotTellError, Replay
 from pdpsgd.engine.checks.sizes import (
-    Numbers,
+    UNSETTLED,
+    Course,
     Recorded,
     SizeOrScheduleError,
     check_nothing_is_kept,
@@ -86,7 +87,7 @@ class LossWatch(TorchFunctionMode):
         self._replay: Replay | None = Replay(batch, size)
         self._random = RandomStates.now()  # where random numbers stood when the loop went on
         self._inputs: list[Tensor] = []  # of the model, by row
-        self._numbers: Numbers = []  # that the loop used on the way there
+        self._course = Course(size, [])  # of the numbers that the loop used on the way there
         self._arguments: Arguments | None = None  # of the model, as they were
         self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # and as they were when the model gave them
         self._expected: dict[int, Tensor] = {}  # their gradients, by what was recorded
@@ -102,6 +103,11 @@ class LossWatch(TorchFunctionMode):
     def __deepcopy__(self, memo: Any) -> LossWatch:
         """Return itself: a copy of the module is not another run."""
         return self
+
+    @property
+    def waits(self) -> bool:
+        """Whether a number of the loop went with the size so far, and further batches have to tell."""
+        return self.recorded is not None and self.recorded.waits
 
     def start(self) -> None:
         """Start watching below all function modes that the loop is in, which keep their order."""
@@ -121,16 +127,14 @@ class LossWatch(TorchFunctionMode):
         if not report:
             return
         check_arrived(expected, arrived)
-        self.concluded |= self.batches >= MOST_BATCHES and not self._undecided
+        self.concluded |= self.batches >= MOST_BATCHES and not (self._undecided or self.waits)
+        if self.concluded and self.waits:
+            self.findings.append(UNSETTLED)
         if self.concluded:
             self.recorded = None
         for finding in self.findings:
             if finding not in self._said:
-                warn(
-                    f"{finding}. What is not as it should be there ends the guarantee. Give make_private the loss as "
-                    "criterion=, or try engine.check(); and do to examples one by one, in torch, what is done before "
-                    "the model.",
-                )
+                say_unseen(finding)
 
     def _is_training_pass(self) -> bool:
         return self._gradients.in_training_mode and torch.is_grad_enabled()
@@ -157,14 +161,14 @@ class LossWatch(TorchFunctionMode):
                 check_nothing_is_kept(self._replay, rows, self.recorded)
             if (
                 self.recorded is not None
-                and self.recorded.tells_from(self.size)
+                and (self.recorded.tells_from(self.size) or self.recorded.before.waits)
                 and self._random.same_as(RandomStates.now())
             ):
                 with self._quietly(False):
                     check_inputs_of_two_sizes(self._replay, rows, self.recorded, views=self._views)
             if self._calls == 1:
                 self._inputs = [leaf.detach().clone() for leaf in rows]
-                self._numbers = numbers_of(self._replay, rows)
+                self._course = Course(self.size, numbers_of(self._replay, rows))
         # A graph before the model is the loop's own.
         self._arguments = map_tensors(lambda leaf: leaf.detach().clone(), Arguments(args, kwargs))
         if not self._probed:
@@ -217,17 +221,19 @@ class LossWatch(TorchFunctionMode):
             ):
                 self._undecided = not check.is_reduced_by(said)
             with self._quietly():
-                self.recorded = check.record(self._inputs, self._numbers)
+                self.recorded = check.record(self._inputs, self._course)
                 self.concluded = False  # until a batch of another size has come
             return
         self.concluded = False
         with self._quietly():
             check_nothing_is_kept(check.replay, [check.loss], self.recorded)
             self._expected = check.expected()
-            if self.recorded.tells_from(self.size):
-                self.concluded = True
-                if self._random.same_as(RandomStates.now()):
-                    check.agrees_with(self.recorded, said=self._loss_reduction)
+            tells = self.recorded.tells_from(self.size)
+            if tells and self._undecided and self.recorded.own_reduction is None:
+                check.settles_reduction(self._loss_reduction)
+            if (tells or self.recorded.after.waits) and self._random.same_as(RandomStates.now()):
+                check.agrees_with(self.recorded, said=self._loss_reduction)
+            self.concluded = tells and not self.recorded.waits
 
     def _check_own_loss(self, place: int) -> str | None:
         """Probe a number that the model computes itself; how it is reduced over the batch."""
@@ -280,6 +286,14 @@ class LossWatch(TorchFunctionMode):
         self._replay = self._arguments = None
         self._inputs = []
         self._outputs = {}
+
+
+def say_unseen(finding: str) -> None:
+    """Warn of what could not be checked."""
+    warn(
+        f"{finding}. What is not as it should be there ends the guarantee. Give make_private the loss as criterion=, "
+        "or try engine.check(); and do to examples one by one, in torch, what is done before the model."
+    )
 
 
 def _last_ones(outputs: list[Tensor]) -> list[Tensor]:
