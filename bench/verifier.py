@@ -1,6 +1,6 @@
 """The verifier against the planner against closed forms, on thousands of random plans, participation included.
 
-    python bench/verifier.py [--plans 10000] [--seed 7] [--record verifier.jsonl] [--summary FILE.json]
+    python bench/verifier.py [--plans 10000] [--seed 7] [--record FILE.jsonl] [--summary FILE.json]
 
 Nine of ten plans are one person's rounds, drawn as the tests draw them (`tests/planning/closed_forms.py`): full
 batches, participation, one subsampled step with and without participation, each with a closed form for both directions,
@@ -10,13 +10,16 @@ dp-accounting's own accountant, called directly, where it knows the rounds; for 
 the closed form has to be refused. Every tenth plan is made by `pdpsgd.plan` for random budgets and a random mechanism,
 and has to be verified.
 
-Every plan adds a line to the record; a run that was stopped goes on where it was. The summary has counts and the
-lowest and highest ratios. "Below" counts ratios under 1 by more than rounding: there must be none.
+Every plan adds a line to the record (docs/results/verifier.jsonl), and a run that was stopped, or is asked for more
+plans, goes on where it was; where it begins, a line says by which code (a digest of accounting and planning), seed and
+versions. The summary has counts and the lowest and highest ratios. "Below" counts ratios under
+1 by more than rounding: there must be none.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import sys
@@ -41,6 +44,7 @@ from pdpsgd.planning.mechanisms.registry import MECHANISMS
 from pdpsgd.planning.verification import epsilon_upper_bound
 from tests.planning.closed_forms import Case, draw
 
+ROOT = Path(__file__).resolve().parents[1]
 ROUNDING, SMALL = 1e-9, 1e-5  # ratios are of epsilon + SMALL, so that nearly nothing over nothing counts as 1
 
 
@@ -137,7 +141,29 @@ def _planned(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def summary(lines: list[dict[str, Any]], *, seed: int) -> dict[str, Any]:
+def begun(number: int, seed: int) -> dict[str, Any]:
+    """Say what makes the lines from this plan on."""
+    rooms = [ROOT / "src/pdpsgd" / room for room in ("accounting", "planning")]
+    code = hashlib.sha256(
+        b"".join(file.read_bytes() for room in rooms for file in sorted(room.rglob("*.py")))
+    )
+    versions = {name: version(name) for name in ("pdpsgd", "dp-accounting", "numpy", "scipy")}
+    return {"from plan": number, "seed": seed, "code": code.hexdigest()[:12], "versions": versions}
+
+
+def read(record: Path, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what a record says of its parts, and its plans; plans of another seed would not go on with them."""
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    parts = [line for line in lines if "from plan" in line]
+    plans = [line for line in lines if "number" in line]
+    if any(part["seed"] != seed for part in parts) or [line["number"] for line in plans] != [
+        *range(len(plans))
+    ]:
+        sys.exit(f"Expected a record of plans 0, 1, ... of seed {seed}. Got another one: {record}.")
+    return parts, plans
+
+
+def summary(parts: list[dict[str, Any]], lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Count, and find the extremes."""
     kinds = {}
     for kind in sorted({line["kind"] for line in lines}):
@@ -169,8 +195,8 @@ def summary(lines: list[dict[str, Any]], *, seed: int) -> dict[str, Any]:
         kinds[kind] = found
     seconds = sorted(line["seconds"] for line in lines)
     return {
-        "command": f"python bench/verifier.py --plans {len(lines)} --seed {seed}",
-        "versions": {name: version(name) for name in ("pdpsgd", "dp-accounting", "numpy", "scipy")},
+        "command": f"python bench/verifier.py --plans {len(lines)} --seed {parts[0]['seed']}",
+        "parts": parts,
         "plans": len(lines),
         "seconds of a plan (processor): median, largest": [seconds[len(seconds) // 2], seconds[-1]],
         "kinds": kinds,
@@ -196,22 +222,27 @@ def main() -> None:
     )
     parser.add_argument("--plans", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--record", type=Path, default=Path("verifier.jsonl"))
+    parser.add_argument("--record", type=Path, default=ROOT / "docs/results/verifier.jsonl")
     parser.add_argument("--summary", type=Path)
     given = parser.parse_args()
-    lines = (
-        [json.loads(line) for line in given.record.read_text().splitlines()] if given.record.exists() else []
-    )
-    begun = time.monotonic()
+    parts, lines = read(given.record, given.seed)
+    start = time.monotonic()
     with given.record.open("a") as record:
-        for number in range(len(lines), given.plans):
-            lines.append(examine(given.seed, number))
-            record.write(json.dumps(lines[-1]) + "\n")
+
+        def add(line: dict[str, Any], to: list[dict[str, Any]]) -> None:
+            to.append(line)
+            record.write(json.dumps(line) + "\n")
             record.flush()
+
+        part = begun(len(lines), given.seed)
+        if len(lines) < given.plans and (not parts or part != {**parts[-1], "from plan": len(lines)}):
+            add(part, parts)
+        for number in range(len(lines), given.plans):
+            add(examine(given.seed, number), lines)
             if number % 50 == 49 or number + 1 == given.plans:
-                seconds = time.monotonic() - begun
+                seconds = time.monotonic() - start
                 print(f"\r{number + 1:,} of {given.plans:,} plans, {seconds:,.0f} s", end="", file=sys.stderr)
-    text = json.dumps(summary(lines, seed=given.seed), indent=1)
+    text = json.dumps(summary(parts, lines), indent=1)
     print(f"\n{text}")
     if given.summary is not None:
         given.summary.write_text(text + "\n")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pdpsgd import Budgets, PdpsgdError, plan
 from pdpsgd.planning.levels import assign, average_loss, make_levels
+from pdpsgd.planning.splitting import SOME, last_at_most
 
 
 def test_a_scalar_delta_goes_to_everybody() -> None:
@@ -344,6 +345,28 @@ def test_many_distinct_budgets_lose_less_than_half_a_percent(epsilons: np.ndarra
     levels, place = make_levels(Budgets(epsilons))
     assert len(levels) <= 256
     assert 0 < average_loss(levels.epsilon[place], epsilons) < 0.005
+
+
+@pytest.mark.parametrize("most", [256, 64])
+@pytest.mark.parametrize("kind", ["uniform", "lognormal"])
+def test_smooth_budgets_have_their_levels_where_they_lose_least(kind: str, most: int) -> None:
+    # Of n levels at the best widths, for a density p of epsilon, (integral of sqrt(p / epsilon))^2 / 2n is lost.
+    rng = np.random.default_rng(6)
+    epsilons = rng.uniform(0.5, 4, 200_000) if kind == "uniform" else rng.lognormal(0, 1, 200_000)
+    best = (2 * (np.sqrt(4) - np.sqrt(0.5))) ** 2 / 3.5 if kind == "uniform" else np.sqrt(8 * np.pi)
+    levels, place = make_levels(Budgets(epsilons), most)
+    assert len(levels) <= most
+    assert average_loss(levels.epsilon[place], epsilons) < 1.02 * best / (2 * len(levels))
+
+
+@pytest.mark.parametrize("spread", [1e-6, 0.1, 1.0, 30.0])
+def test_millions_find_the_level_that_a_search_finds(spread: float) -> None:
+    rng = np.random.default_rng(8)
+    values = np.unique(np.exp(spread * rng.uniform(-1, 1, 300)))
+    beside = np.concatenate([values, np.nextafter(values, 0), np.nextafter(values, np.inf)])
+    far = [0.0, 5e-324, 1e-300, values[0] / 3, values[-1] * 3, 1e300, np.inf]
+    asked = np.concatenate([beside, far, np.exp(1.1 * spread * rng.uniform(-1, 1, 2 * SOME))])
+    assert np.array_equal(last_at_most(values, asked), np.searchsorted(values, asked, side="right") - 1)
 
 
 def test_many_distinct_deltas_are_rounded_down_to_few() -> None:

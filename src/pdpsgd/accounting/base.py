@@ -16,6 +16,11 @@ class Accountant(ABC):
     name: str
     proves: bool
 
+    @property
+    def rough(self) -> Accountant:
+        """An accountant that answers about the same, sooner if it can: for guesses, which this one has to prove."""
+        return self
+
     def epsilon(self, history: Past, delta: float) -> float:
         """Return an epsilon such that the history is (epsilon, delta)-DP in both directions (add, remove)."""
         earlier, fixed = split(history)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,12 +14,10 @@ from pdpsgd.accounting.history import Past
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.planning.rounds import Level, Round
+from pdpsgd.planning.splitting import Group, last_at_most, split
 
 MAX_LEVELS = 256
 MAX_DELTAS = 8
-AVERAGE_LOSS = 0.0045
-"""Levels are added until people give up less than this share of their epsilon on average."""
-FINEST_BINS = 1 << 16
 SMALLEST_EPSILON = 1e-9
 """Whoever allows less is never used: no rate is that small."""
 
@@ -117,8 +114,7 @@ def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> tuple[Levels,
     """Put people on at most `max_levels` levels, where the people are, losing as little epsilon as possible.
 
     Few distinct deltas are kept as they are, many are rounded down to at most eight; then the budgets of each
-    delta are split where it saves most, until the average loss is below half a percent or the levels are used
-    up.
+    delta are split, until the average loss is below half a percent or the levels are used up.
 
     Returns:
         The levels, and the level of each person.
@@ -129,21 +125,21 @@ def make_levels(budgets: Budgets, max_levels: int = MAX_LEVELS) -> tuple[Levels,
     """
     check_positive(max_levels=max_levels)
     deltas = _round_down(budgets.delta, _delta_levels(budgets.delta, min(MAX_DELTAS, max_levels)))
-    never = (budgets.epsilon < SMALLEST_EPSILON) | (deltas == 0)
-    groups: list[_Group] = []
+    never = (budgets.epsilon < SMALLEST_EPSILON) | (_each(deltas) == 0)
+    groups: list[Group] = []
     fixed: list[tuple[float, float]] = [(0.0, float(deltas[never].min()))] if never.any() else []
     for delta in _distinct(deltas)[_distinct(deltas) > 0]:
-        epsilons = budgets.epsilon[~never & (deltas == delta)]
-        finite = epsilons[np.isfinite(epsilons)]
+        epsilons = _where(~never & (_each(deltas) == delta), budgets.epsilon)
+        finite = _where(np.isfinite(epsilons), epsilons)
         if finite.size < epsilons.size:
             fixed.append((np.inf, float(delta)))
         if finite.size:
-            groups.append(_Group.of(finite, float(delta)))
+            groups.append(Group.of(finite, float(delta)))
     room = max_levels - len(fixed)
     if room < len(groups):
         fail(f"Expected max_levels >= {len(groups) + len(fixed)} for these budgets. Got {max_levels}.")
-    split = [(float(group.epsilons[0]), group.delta) for group in _split(groups, room)]
-    epsilon, delta_column = np.array(sorted(fixed + split, key=lambda level: (level[1], level[0]))).T
+    lowest = [(float(group.epsilons[0]), group.delta) for group in split(groups, room)]
+    epsilon, delta_column = np.array(sorted(fixed + lowest, key=lambda level: (level[1], level[0]))).T
     index = assign(epsilon, delta_column, budgets)
     people = np.bincount(index, minlength=epsilon.size).astype(float)
     return Levels(epsilon, delta_column, people, ((),) * epsilon.size), index
@@ -176,12 +172,12 @@ def assign(epsilon: FloatArray, delta: FloatArray, budgets: Budgets) -> IntArray
         and (np.diff(epsilon) > 0).all()
         and not never.any()
     ):
-        return np.searchsorted(epsilon, budgets.epsilon, side="right") - 1
+        return last_at_most(epsilon, budgets.epsilon)
     for value in np.unique(person_delta[~never]):
         members = np.flatnonzero(~never & (person_delta == value))
         level = used[delta[used] == value]
         order = np.argsort(epsilon[level])
-        place = np.searchsorted(epsilon[level][order], budgets.epsilon[members], side="right") - 1
+        place = last_at_most(epsilon[level][order], budgets.epsilon[members])
         index[members] = np.where(place >= 0, level[order][place], -1)
     return index
 
@@ -233,79 +229,19 @@ def _kind(ids: IdArray) -> str:
     return "text" if ids.dtype.kind in "US" else "numbers"
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Sorted distinct budgets of one delta that would share the smallest of them as their level.
-
-    `count` and `inverse` are running sums of people and of people/epsilon, with a leading 0, so that the loss
-    of any segment i..j is count - epsilon_i * inverse, in constant time.
-    """
-
-    epsilons: FloatArray
-    count: FloatArray
-    inverse: FloatArray
-    delta: float
-
-    @classmethod
-    def of(cls, epsilons: FloatArray, delta: float) -> _Group:
-        if epsilons.size > FINEST_BINS and np.unique(epsilons[:FINEST_BINS]).size > FINEST_BINS // 4:
-            # Practically all different: bins of equal ratio, each at its lower edge, so fine that what they lose
-            # does not matter, and no need to sort millions of people.
-            low, high = float(epsilons.min()), float(epsilons.max())
-            width = max(np.log(high / low) / (FINEST_BINS - 1), 1e-12)
-            place = (np.log(epsilons / low) / width).astype(np.int64)
-            counts = np.bincount(place, minlength=FINEST_BINS)
-            values = low * np.exp(width * np.arange(counts.size)) * (1 - 1e-12)
-            weights = np.bincount(place, weights=1 / epsilons, minlength=FINEST_BINS)
-            filled = counts > 0
-            values, counts, weights = values[filled], counts[filled], weights[filled]
-        else:
-            values, counts = np.unique(epsilons, return_counts=True)
-            weights = counts / values
-        return cls(values, np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(weights)), delta)
-
-    @property
-    def loss(self) -> float:
-        """Sum over people of the share of epsilon that they give up."""
-        return float(
-            (self.count[-1] - self.count[0]) - self.epsilons[0] * (self.inverse[-1] - self.inverse[0])
-        )
-
-    def halves(self) -> tuple[_Group, _Group]:
-        """The two parts that together lose least."""
-        right = (self.count[-1] - self.count[1:-1]) - self.epsilons[1:] * (
-            self.inverse[-1] - self.inverse[1:-1]
-        )
-        left = (self.count[1:-1] - self.count[0]) - self.epsilons[0] * (self.inverse[1:-1] - self.inverse[0])
-        cut = int(np.argmin(left + right)) + 1
-        return (
-            _Group(self.epsilons[:cut], self.count[: cut + 1], self.inverse[: cut + 1], self.delta),
-            _Group(self.epsilons[cut:], self.count[cut:], self.inverse[cut:], self.delta),
-        )
-
-
-def _split(groups: list[_Group], room: int) -> list[_Group]:
-    people = sum(group.count[-1] for group in groups)
-    each_its_own = sum(group.epsilons.size for group in groups) <= room
-    loss_allowed = 0.0 if each_its_own else AVERAGE_LOSS * people
-    heap = [(-group.loss, i, group) for i, group in enumerate(groups)]
-    heapq.heapify(heap)
-    loss, made = -sum(entry[0] for entry in heap), len(heap)
-    while made < room and loss > loss_allowed:
-        worst, _, group = heap[0]
-        if group.epsilons.size == 1:
-            break
-        low, high = group.halves()
-        heapq.heapreplace(heap, (-low.loss, 2 * made, low))
-        heapq.heappush(heap, (-high.loss, 2 * made + 1, high))
-        loss += worst + low.loss + high.loss
-        made += 1
-    return [group for _, _, group in heap]
+def _each(values: FloatArray) -> FloatArray:
+    """Return everybody's value, or only one if it is known to be the same for all (a broadcast array)."""
+    return values[:1] if values.strides == (0,) else values
 
 
 def _distinct(values: FloatArray) -> FloatArray:
-    """Sorted distinct values; one value for all (a broadcast array) is known without looking at everybody."""
-    return values[:1] if values.strides == (0,) else np.unique(values)
+    """Return the sorted distinct values."""
+    return np.unique(_each(values))
+
+
+def _where(chosen: BoolArray, values: FloatArray) -> FloatArray:
+    """Return the chosen values; all of them without copying millions."""
+    return values if chosen.all() else values[chosen]
 
 
 def _delta_levels(delta: FloatArray, most: int) -> FloatArray:

@@ -173,7 +173,10 @@ class _RateSearch:
         known: list[tuple[float, float]] = []
         for _ in range(20):
             near = bool(known) and abs(known[-1][1]) < NEAR
-            self._solve_anchors(*trial(x), tolerance=TOLERANCE if near else 10 * TOLERANCE)
+            if near:
+                self._solve_anchors(*trial(x), tolerance=TOLERANCE, by=self.by)
+            else:
+                self._solve_anchors(*trial(x), tolerance=10 * TOLERANCE, by=self.by.rough)
             known.append((x, gap(x)))
             settled = len(known) > 1 and abs(known[-1][0] - known[-2][0]) < 1e-6
             if near and (abs(known[-1][1]) < BATCH_TOLERANCE or settled):
@@ -220,14 +223,17 @@ class _RateSearch:
     def _expected_batch(self, sigma: float, segments: tuple[Segment, ...]) -> float:
         return float(self.levels.people @ np.minimum(1.0, self.mu / self._gain(sigma, segments)))
 
-    def _solve_anchors(self, sigma: float, segments: tuple[Segment, ...], *, tolerance: float) -> None:
+    def _solve_anchors(
+        self, sigma: float, segments: tuple[Segment, ...], *, tolerance: float, by: Accountant
+    ) -> None:
         gain = self._gain(sigma, segments)
         for group in self.groups:
             first = np.unique(self.levels.epsilon[group], return_index=True)[1]
             chosen = first[np.unique(np.linspace(0, first.size - 1, ANCHORS).round().astype(int))]
             shift = []
             for anchor in group[chosen]:
-                rate = self._guess(int(anchor), sigma, segments, self.mu[anchor] / gain, tolerance)
+                cost = self._cost(int(anchor), sigma, segments, by)
+                rate = self._guess(int(anchor), cost, segments, self.mu[anchor] / gain, tolerance)
                 # A level that cannot be sampled at all under this noise counts as (next to) nobody in the batch.
                 shift.append(math.log(max(rate, SMALLEST_RATE) * gain / self.mu[anchor]))
             # What the Gaussian limit misses varies slowly with the target: interpolate it between the anchors.
@@ -241,7 +247,7 @@ class _RateSearch:
         """The level's rate at this noise, proven."""
         highest = 1.0 / min(s.batch_size for s in segments)
         return largest_within(
-            self._cost(level, sigma, segments),
+            self._cost(level, sigma, segments, self.by),
             float(self.levels.epsilon[level]),
             min(guess, highest),
             highest=highest,
@@ -250,11 +256,16 @@ class _RateSearch:
         )
 
     def _guess(
-        self, level: int, sigma: float, segments: tuple[Segment, ...], guess: float, tolerance: float
+        self,
+        level: int,
+        cost: Callable[[float], float],
+        segments: tuple[Segment, ...],
+        guess: float,
+        tolerance: float,
     ) -> float:
         """About the rate at which the level would spend what `_rate` aims at; above 1 if it may."""
         highest = 1.0 / min(s.batch_size for s in segments)
-        cost, target = self._cost(level, sigma, segments), float(self.levels.epsilon[level])
+        target = float(self.levels.epsilon[level])
         if guess >= highest and cost(highest) <= target:
             return guess  # beyond a rate of 1 there is nothing to learn
         bracket = _Bracket(target, float(self.base[level]), tolerance, self.slopes.get(level, 1.0))
@@ -262,8 +273,10 @@ class _RateSearch:
         self.slopes[level] = bracket.slope
         return min(found * bracket.correction(1 - TOLERANCE / 2), highest)
 
-    def _cost(self, level: int, sigma: float, segments: tuple[Segment, ...]) -> Callable[[float], float]:
-        return lambda rate: _total(self.levels, level, exposures(rate, sigma, segments), self.by)
+    def _cost(
+        self, level: int, sigma: float, segments: tuple[Segment, ...], by: Accountant
+    ) -> Callable[[float], float]:
+        return lambda rate: _total(self.levels, level, exposures(rate, sigma, segments), by)
 
 
 def largest_within(
