@@ -267,3 +267,111 @@ def test_a_module_is_made_private_once(loader: Any, budgets: Budgets, made: Plan
         make_private(module, **options)
     with pytest.raises(PdpsgdError, match="number is secret"):
         make_private(Classifier(), **options, max_physical_batch_size=4)
+
+
+class Hooked(Classifier):
+    """Does something to a batch, or to the loss, outside of `training_step`."""
+
+    change: Any = None
+
+    def changed(self, batch: Any) -> Any:
+        inputs, targets = batch
+        return type(self).change(inputs), targets
+
+
+class BeforeTransfer(Hooked):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.changed(batch)
+
+
+class AfterTransfer(Hooked):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.changed(batch)
+
+
+class Transfer(Hooked):
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return self.changed(batch)
+
+
+class InPlace(Hooked):
+    def on_train_batch_start(self, batch: Any, index: int) -> None:
+        batch[0].copy_(type(self).change(batch[0]))
+
+
+class Exchanging(Hooked):
+    def on_train_batch_start(self, batch: Any, index: int) -> None:
+        batch[0] = type(self).change(batch[0])
+
+
+class InACallback(lightning.Callback):  # type: ignore[misc, name-defined]
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        batch[0].mul_(0.5)
+
+
+def fitted(kind: type, loader: Any, budgets: Budgets, made: Plan, **options: Any) -> Any:
+    module: Any = make_private(kind(), data_loader=loader, plan=made, budgets=budgets, seed=3)
+    trainer(**options).fit(module)
+    return module
+
+
+@pytest.mark.parametrize("kind", [BeforeTransfer, AfterTransfer, Transfer])
+def test_hooks_that_transfer_batches_are_tried(
+    kind: Any, loader: Any, budgets: Budgets, made: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "change", lambda inputs: (inputs - inputs.mean(0)) / 2)
+    with pytest.raises(PdpsgdError, match="Examples mix"):
+        fitted(kind, loader, budgets, made)
+    monkeypatch.setattr(kind, "change", lambda inputs: (inputs - 0.5) / 2)
+    assert fitted(kind, loader, budgets, made).engine.steps_left == 0
+
+
+@pytest.mark.parametrize("kind", [InPlace, Exchanging])
+def test_a_batch_that_is_changed_before_training_step_is_refused(
+    kind: Any, loader: Any, budgets: Budgets, made: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "change", lambda inputs: 0.5 * inputs + 0.5 * inputs.roll(1, 0))
+    with pytest.raises(PdpsgdError, match="training_step to get the batch as it was transferred"):
+        fitted(kind, loader, budgets, made)
+
+
+def test_a_batch_that_a_callback_changes_is_refused(loader: Any, budgets: Budgets, made: Plan) -> None:
+    with pytest.raises(PdpsgdError, match="a callback or on_train_batch_start has changed"):
+        fitted(Classifier, loader, budgets, made, callbacks=[InACallback()])
+
+
+def test_a_backward_of_its_own_is_refused(loader: Any, budgets: Budgets, made: Plan) -> None:
+    class Squares(Classifier):
+        def backward(self, loss: Tensor) -> None:
+            (loss * loss).backward()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(PdpsgdError, match="Expected Lightning's own backward. Got one of Squares"):
+        make_private(Squares(), data_loader=loader, plan=made, budgets=budgets)
+
+
+class Validated(Classifier):
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("other people's loss", nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
+
+    def val_dataloader(self) -> Any:
+        inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(2))
+        return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=10)
+
+
+def test_nothing_decides_by_what_training_step_logs(loader: Any, budgets: Budgets, made: Plan) -> None:
+    stopping = lightning.pytorch.callbacks.EarlyStopping
+    with pytest.raises(PdpsgdError, match="Got EarlyStopping, which watches 'loss'"):
+        fitted(Classifier, loader, budgets, made, callbacks=[stopping(monitor="loss")])
+    watched = [stopping(monitor="other people's loss", check_on_train_epoch_end=False)]
+    assert fitted(Validated, loader, budgets, made, callbacks=watched).engine.steps_left == 0
+
+
+def test_no_rate_follows_from_what_training_step_logs(loader: Any, budgets: Budgets, made: Plan) -> None:
+    class Plateau(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "loss"}}
+
+    with pytest.raises(PdpsgdError, match="Got ReduceLROnPlateau, which watches 'loss'"):
+        fitted(Plateau, loader, budgets, made)

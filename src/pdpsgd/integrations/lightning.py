@@ -13,8 +13,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from pdpsgd.engine._torch import version
+from pdpsgd.engine.batches import tensors
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.engine.checks.rows import SeenValues
 from pdpsgd.engine.observers import StepObserver
@@ -30,6 +35,8 @@ except ImportError as error:  # pragma: no cover
     ) from error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.engine.batches import PhysicalBatch
     from pdpsgd.planning.plans import Plan
@@ -51,7 +58,8 @@ def make_private(
     `steps_per_epoch` and let the epochs add up to the plan's steps.
 
     Guarantee: that of `PrivacyEngine`, for the parameters at any step. Metrics that `training_step` logs are
-    not covered.
+    not covered; callbacks and schedulers that decide by them are refused. What is tried for examples that mix is
+    `training_step` with the hooks that transfer batches; a batch that anything else has changed is refused.
 
     Args:
         module: The module; it keeps its `training_step` and `configure_optimizers`.
@@ -82,8 +90,16 @@ def make_private(
             "number is secret. Use pdpsgd.fit or PrivacyEngine to limit memory."
         )
     kind = type(module)
-    module.__class__ = type(f"Private{kind.__name__}", (PrivateTraining, kind), {})
+    if kind.backward is not lightning.LightningModule.backward:
+        fail(
+            f"Expected Lightning's own backward. Got one of {kind.__name__}: what it does to the loss is not tried for "
+            "examples that mix. Do it in training_step."
+        )
+    own = {"training_step": _checked(kind.training_step)}
+    module.__class__ = type(f"Private{kind.__name__}", (PrivateTraining, kind), own)
     private: Any = module
+    private.handed = HandedBatch()
+    private.of_training = set()
     private.private_options = {"data_loader": data_loader, "plan": plan, "budgets": budgets, **options}
     return module
 
@@ -93,6 +109,9 @@ class PrivateTraining:
 
     private_options: dict[str, Any]
     engine: PrivacyEngine
+    handed: HandedBatch
+    of_training: set[str]
+    """Names of figures that `training_step` logs."""
 
     def configure_optimizers(self) -> Any:
         """Make the module's own optimizer private; a scheduler, if there is one, stays as it is."""
@@ -114,6 +133,20 @@ class PrivateTraining:
     def train_dataloader(self) -> Any:
         """Return the loader of the plan's steps."""
         return self._private_loader
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Note what the last of the transferring hooks hands on."""
+        batch = super().on_after_batch_transfer(batch, dataloader_idx)  # type: ignore[misc]
+        if self.trainer.training:  # type: ignore[attr-defined]
+            self.handed.note(batch)
+        return batch
+
+    def log(self, name: str, *arguments: Any, **named: Any) -> None:
+        """Log a figure, unless it is of the training data and something decides by it."""
+        if self._current_fx_name == "training_step" and name not in self.of_training:  # type: ignore[attr-defined]
+            self.of_training.add(name)
+            _refuse_deciding_by(name, self.trainer)  # type: ignore[attr-defined]
+        super().log(name, *arguments, **named)  # type: ignore[misc]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to train on from Lightning's checkpoint, which does not know where the plan stands."""
@@ -143,8 +176,36 @@ class PrivateTraining:
             self.engine.close()
 
 
+class HandedBatch:
+    """The tensors of a batch as the transferring hooks have handed it on (sensitive, kept until `training_step`)."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[Tensor, int]] = []
+
+    def note(self, batch: Any) -> None:
+        """Remember the tensors, and how often each was written to."""
+        self._tensors = [(tensor, version(tensor)) for tensor in tensors(batch)]
+
+    def check(self, given: Any) -> None:
+        """Refuse a `training_step` that is given others, or the same ones changed."""
+        handed, self._tensors = self._tensors, []
+        now = tensors(given)
+        if len(now) != len(handed) or any(
+            tensor is not before or version(tensor) != writes
+            for tensor, (before, writes) in zip(now, handed, strict=True)
+        ):
+            fail(
+                "Expected training_step to get the batch as it was transferred. Got one that a callback or "
+                "on_train_batch_start has changed, where examples may mix unseen. Do it in training_step, or in "
+                "on_after_batch_transfer, which are tried."
+            )
+
+
 class TrainingStepProbe(StepObserver):
-    """Probe of `training_step` as a whole, on the first batch that is large enough to tell, and on new classes."""
+    """Probe of what comes after the loader, transferring hooks and `training_step` as a whole.
+
+    On the first batch that is large enough to tell, and on new classes.
+    """
 
     def __init__(self, module: PrivateTraining) -> None:
         self._module = module
@@ -173,6 +234,8 @@ def _as_forward(module: Any) -> Iterator[None]:
         module.__dict__.update({name: own for name, own in before.items() if name == "forward"})
         try:
             takes_index = len(inspect.signature(module.training_step).parameters) > 1  # as Lightning allows
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = module.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
             return module.training_step(batch, 0) if takes_index else module.training_step(batch)
         finally:
             module.__dict__["forward"] = stand_in
@@ -190,6 +253,31 @@ def _as_forward(module: Any) -> Iterator[None]:
         for name in stand_ins:
             del module.__dict__[name]
         module.__dict__.update(before)
+
+
+def _checked(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `training_step` that looks at what it is given."""
+
+    @wraps(own)
+    def training_step(self: PrivateTraining, *arguments: Any, **named: Any) -> Any:
+        self.handed.check((arguments, named))
+        return own(self, *arguments, **named)
+
+    return training_step
+
+
+def _refuse_deciding_by(name: str, trainer: Any) -> None:
+    """Refuse callbacks and schedulers that decide by a figure of the training data."""
+    names = {name, f"{name}_step", f"{name}_epoch"}
+    plateaus = (each for each in trainer.lr_scheduler_configs if each.reduce_on_plateau)
+    for each in (*trainer.callbacks, *plateaus):
+        if getattr(each, "monitor", None) in names:
+            kind = type(getattr(each, "scheduler", each)).__name__
+            fail(
+                f"Expected callbacks and schedulers that decide by figures on other people. Got {kind}, which watches "
+                f"{each.monitor!r}: training_step computes that from the private data, and no noise covers what "
+                "follows from it. Watch a figure of validation_step."
+            )
 
 
 def _loss_of(step_output: Any) -> Any:
