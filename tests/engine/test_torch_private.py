@@ -66,12 +66,6 @@ def test_the_dictionaries_of_a_module():
         assert _torch.own_parameters(module)["weight"] is module.weight
 
 
-def test_what_spectral_norm_registers():
-    with told_plainly("torch.nn.utils.parametrizations._SpectralNorm"):
-        module = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
-        assert any(isinstance(part, _torch.SpectralNorm) for part in module.modules())
-
-
 def test_the_hooks_of_an_optimizer():
     with told_plainly("Optimizer._optimizer_step_pre_hooks or _optimizer_step_post_hooks"):
         wrapped = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -179,6 +179,17 @@ def normalizations_have_their_bases() -> bool:
     )
 
 
+def spectral_norms_iterate_in_training_mode() -> bool:
+    torch.manual_seed(0)
+    module = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+    (norm,) = (part for part in module.modules() if isinstance(part, adapter.SpectralNorm))
+    before = [vector.clone() for vector in norm.buffers()]
+    module.eval()(torch.zeros(1, 6))
+    stayed = all(map(torch.equal, norm.buffers(), before))
+    module.train()(torch.zeros(1, 6))
+    return stayed and not any(map(torch.equal, norm.buffers(), before))
+
+
 def trees_are_flattened_and_built_again() -> bool:
     tree = {"a": [torch.zeros(1), 2], "b": (None,)}
     leaves, structure = adapter.pytree.tree_flatten(tree)
@@ -205,6 +216,7 @@ PRIVATE_APIS: dict[str, Callable[[], bool]] = {
     "InstanceNorm2d._check_input_dim, _get_no_batch_dim": instance_norms_check_their_input,
     "MultiheadAttention._qkv_same_embed_dim": attention_says_how_it_projects,
     "_BatchNorm, _InstanceNorm": normalizations_have_their_bases,
+    "torch.nn.utils.parametrizations._SpectralNorm": spectral_norms_iterate_in_training_mode,
     "torch.utils._pytree": trees_are_flattened_and_built_again,
 }
 

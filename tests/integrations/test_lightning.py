@@ -345,7 +345,7 @@ def test_a_backward_of_its_own_is_refused(loader: Any, budgets: Budgets, made: P
         def backward(self, loss: Tensor) -> None:
             (loss * loss).backward()  # type: ignore[no-untyped-call]
 
-    with pytest.raises(PdpsgdError, match="Expected Lightning's own backward. Got one of Squares"):
+    with pytest.raises(PdpsgdError, match=r"Expected Lightning's own backward\. Got one of Squares"):
         make_private(Squares(), data_loader=loader, plan=made, budgets=budgets)
 
 

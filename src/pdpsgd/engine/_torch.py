@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNorm
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +19,6 @@ CHECKED_WITH = "2.13"
 
 __all__ = [
     "CHECKED_WITH",
-    "SpectralNorm",
     "TorchDispatchMode",
     "is_compiled",
     "keep_version",

@@ -29,6 +29,7 @@ from pdpsgd.engine.noising import current_release
 from pdpsgd.engine.norms import NormKeeper
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
+from pdpsgd.engine.power_iterations import PowerIterations
 from pdpsgd.engine.records import Records, match_many_records, match_records, records_of
 from pdpsgd.engine.reservation import ReservationWatch
 from pdpsgd.engine.run import Run
@@ -241,6 +242,7 @@ def assemble(
         Seeding(execution),
         *([EarlierTraining(module, optimizer, plan)] if ranks.first else []),
         ClearedGradients(gradients),
+        PowerIterations(module),
         BufferWatch(module, trainable=gradients.sums),
         attributes,
         *([] if reservation is None else [ReservationWatch(reservation, execution)]),

@@ -24,6 +24,7 @@ try:
         _global_forward_hooks,
         _global_forward_pre_hooks,
     )
+    from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNorm
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils import _pytree as pytree
     from torch.utils._device import DeviceContext
@@ -41,6 +42,7 @@ __all__ = [
     "INSTANCE_NORMS",
     "TRANSPOSED",
     "WRITTEN_FOR",
+    "SpectralNorm",
     "apply_convolution",
     "apply_transposed_convolution",
     "backward_pass",

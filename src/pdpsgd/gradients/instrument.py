@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.gradients._torch import pytree
+from pdpsgd.gradients._torch import SpectralNorm, pytree
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.recorder import Recorder, Site
 from pdpsgd.gradients.rules.effective_weight import EffectiveWeight
@@ -50,7 +50,7 @@ def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
     instrumented += [
         ConstantForward(child, recorder, child.forward)
         for child in model.modules()
-        if is_constant_batch_norm(child)
+        if is_constant_batch_norm(child) or isinstance(child, SpectralNorm)
     ]
     instrumented.append(InstrumentedForward(model, recorder, _WholeModel(model, recorder, instrumented)))
     return recorder, instrumented
@@ -119,7 +119,11 @@ class InstrumentedForward:
 
 
 class ConstantForward(InstrumentedForward):
-    """Stand-in for the forward of a frozen module that stays in evaluation mode, also after model.train()."""
+    """Stand-in for the forward of a module that stays in evaluation mode, also after model.train().
+
+    Of a frozen batch normalization; and of a spectral norm, which iterates in training mode: how many passes there were
+    would show in its buffers, so whoever trains has it iterate once a step.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module in evaluation mode."""

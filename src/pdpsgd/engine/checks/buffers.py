@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.engine._torch import SpectralNorm, own_buffers, own_parameters, version
+from pdpsgd.engine._torch import own_buffers, own_parameters, version
 from pdpsgd.engine.fingerprints import fingerprint_value
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
     from pdpsgd.engine.batches import PhysicalBatch
-
-# What these keep is a function of the weights.
-_ALLOWED = (SpectralNorm,)
 
 
 # Up to this many numbers are compared one by one at every batch; more of them at some batches, by a checksum.
@@ -40,9 +37,7 @@ class BufferWatch(StepObserver):
     """
 
     def __init__(self, module: nn.Module, *, trainable: Iterable[nn.Parameter]) -> None:
-        self._modules = [
-            (name, child) for name, child in module.named_modules() if not isinstance(child, _ALLOWED)
-        ]
+        self._modules = list(module.named_modules())
         self._trainable = frozenset(map(id, trainable))  # a tensor's own hash is slow
         self._with_extra_state = [
             (name, child)
