@@ -45,6 +45,24 @@ def test_options_are_spelled_alike_and_explained(name: str, command: Any) -> Non
         assert getattr(parameter, "help", "x"), f"{name}: {parameter.name} is not explained"
 
 
+@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
+def test_help_is_short_and_fits_a_terminal_of_eighty_columns(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, command: Any
+) -> None:
+    for parameter in command.params:
+        said = getattr(parameter, "help", None) or ""
+        assert len(said) < 70, f"{name}: {parameter.name} has {len(said)} characters of help"
+        assert not said.endswith(".") or said.endswith("..."), f"{name}: {parameter.name} is a noun phrase"
+    for line in command.help.splitlines():
+        if line.startswith(" "):  # an example: it must not be wrapped
+            assert len(line) <= 78, line
+        else:
+            assert "  " not in line, "a paragraph is one line, wrapped where the screen ends"
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*name.split(), "--help")
+    assert max(map(len, shown.output.splitlines())) <= 80
+
+
 def test_the_version_is_the_package_s(run: Callable[..., Any]) -> None:
     import pdpsgd
 

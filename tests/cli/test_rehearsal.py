@@ -56,6 +56,8 @@ def test_nothing_is_booked_and_everything_is_marked(place):
     assert not (place / "people.ledger").exists()
     assert not (place / "runs" / "jan").exists()  # the folder of the real run stays free
     public = place / "runs" / "jan-rehearsal" / "public"
+    assert "Figures on them are chance" in made.output
+    assert "Accuracy" not in made.output
     page = (public / "report.html").read_text()
     assert "Rehearsal on made-up rows" in page
     assert "This run is not for release" in page
@@ -75,7 +77,16 @@ def rounds_and_levels(place, name):
     return plan["rounds"], plan["levels"]
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ledger",), ("--spend", "1 of 12"), ("--test-share", 0.3)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--no-ledger",),
+        ("--spend", "1 of 12"),
+        ("--test-share", 0.3),
+        ("--tiers", "1:0.5,4:0.5", "--test-share", 0.3),
+    ],
+)
 def test_the_plan_is_that_of_the_run(place, more):
     assert run(*WORDS, *more, "--run-folder", "runs/a").exit_code == 0
     assert not (place / "people.ledger").exists()
@@ -104,7 +115,6 @@ def test_nobody_is_promised_anything_in_writing(place):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--tiers", "1:1"), "Expected a list of people"),
         (("--resume",), "Expected --rehearse without --resume"),
     ],
 )
@@ -198,7 +208,7 @@ def test_texts_are_rehearsed_at_their_public_length(place, monkeypatch):
     how = ("--schema", "texts.toml", "--budgets", "list.csv", "--steps", 5, "--max-tokens", 16, "--rehearse")
     made = run("train", "nowhere.csv", *how, "--run-folder", "runs/a")
     assert made.exit_code == 0, made.output
-    assert "80 texts of 16 tokens" in " ".join(made.output.split())
+    assert "A thousand texts of 16 tokens take minilm about" in " ".join(made.output.split())
     settings = json.loads((place / "runs/a-rehearsal/public/settings.json").read_text())
     assert settings["encoder"]["max_tokens"] == 16
     assert not (place / "cache/pdpsgd/embeddings.sqlite").exists()  # nothing made up among what is kept

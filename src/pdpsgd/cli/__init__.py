@@ -15,7 +15,11 @@ COMMANDS = ("advise", "plan", "train", "predict", "compare", "pate", "audit", "r
 
 
 class Command(TyperCommand):
-    """A command that proposes an option in place of an unknown one only if it is close."""
+    """A command whose help fits the screen, and that proposes an option for an unknown one only if it is close."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.help = None if self.help is None else in_paragraphs(self.help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; the parser's own proposals go far afield (--chart for --schema)."""
@@ -58,6 +62,18 @@ class Commands(TyperGroup):
         """Run a command; exit code 2 for what the user gave, 130 after Ctrl-C."""
         with messages_for_users():
             return super().invoke(ctx)
+
+
+def in_paragraphs(text: str) -> str:
+    r"""Put each paragraph into one line, to be wrapped where the screen ends; what begins with \b keeps its lines.
+
+    >>> in_paragraphs("One\ntwo.\n\n\b\nExample:\n  three")
+    'One two.\n\nExample:\n  three'
+    """
+    parts = text.split("\n\n")
+    return "\n\n".join(
+        part.removeprefix("\b\n") if part.startswith("\b") else " ".join(part.split()) for part in parts
+    )
 
 
 app = typer.Typer(
@@ -107,7 +123,9 @@ def _pdpsgd(
     ctx: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version),
+        typer.Option(
+            "--version", help="version of pdpsgd, and nothing else", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
     """Train models so that every person gets the privacy they asked for.
@@ -116,7 +134,7 @@ def _pdpsgd(
     Start with a plan for a made-up list of people, or train and compare on a small benchmark:
       pdpsgd plan --tiers 1:0.34,2:0.43,3:0.23 --people 60000
       pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23
-      pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --steps 150 --batch-size 256
+      pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23
     """
     if ctx.invoked_subcommand is None:
         _show_most_used()

@@ -27,7 +27,7 @@ def audit(
         str | None,
         option(
             "--data",
-            help="the run's own records (as for train); or digits, mnist, fashion-mnist, svhn",
+            help="the run's own records (as for train), or a benchmark's name",
             panel=TRAINING,
             show_default="the run's; else none, and the mechanism is audited alone",
         ),

@@ -46,7 +46,7 @@ What = Annotated[
     list[str],
     typer.Argument(
         metavar="DATA | RUN RUN",
-        help="data to train mechanisms on (as for train), or the folders of two finished runs",
+        help="data to train on (as for train), or folders of two finished runs",
         show_default=False,
     ),
 ]
@@ -91,8 +91,8 @@ def compare(
 
     \b
     Examples:
-      pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
-      pdpsgd compare people.csv --label income --id-column person --test-share 0.2 \\
+      pdpsgd compare digits --tiers 1:0.34,2:0.43,3:0.23
+      pdpsgd compare people.csv --schema schema.toml --test-share 0.2 \\
           --mechanisms dp-sgd,pdp-sgd-exact,idp-scale --seeds 5
       pdpsgd compare runs/jan runs/feb --test-file people.csv --by sex,age-band
     """

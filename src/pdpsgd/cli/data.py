@@ -139,6 +139,10 @@ def schema(
         str | None,
         typer.Option(help="classification, or regression for a number", show_default="by the label"),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="column of free text, then the only feature", show_default=False),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="output file, instead of the screen", show_default=False),
@@ -161,7 +165,7 @@ def schema(
     if output is not None and output.exists() and not force:
         fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
     budgets = [name for name in (epsilon_column, delta_column) if name is not None]
-    drafted = draft_schema(file, label=label, id_column=id_column, leave_out=budgets, task=task)
+    drafted = draft_schema(file, label=label, id_column=id_column, leave_out=budgets, task=task, text=text)
     if output is None:
         typer.echo(drafted.to_toml(), nl=False)
         return

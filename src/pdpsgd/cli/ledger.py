@@ -87,7 +87,7 @@ def enroll(
     \b
     Examples:
       pdpsgd ledger enroll people.csv --id-column person --delta-column delta
-      pdpsgd ledger enroll people.csv --history runs/january --history runs/february
+      pdpsgd ledger enroll people.csv --history runs/jan --history runs/feb
     """
     from pdpsgd.ledger import Ledger
 

@@ -39,7 +39,7 @@ class TrainingLedger(LedgerOptions):
 
     no_ledger: bool = option(
         False,
-        "no ledger of own data: the run is not counted later, and not for release",
+        "no ledger: the run is not counted later, and not for release",
         panel=PEOPLE,
         kind=bool,
         names=("--no-ledger",),

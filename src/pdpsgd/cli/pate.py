@@ -42,7 +42,7 @@ Public = Annotated[
     str | None,
     option(
         "--public",
-        help="examples of nobody on the list, without labels: a file; last:N of a benchmark",
+        help="unlabeled examples of nobody on the list: a file, or last:N",
         panel=TRAINING,
         show_default=False,
     ),
@@ -60,7 +60,7 @@ Bookkeeping = Annotated[
     str,
     option(
         "--bookkeeping",
-        help="sound; as-published shows what the published accounting gives, on a benchmark",
+        help="sound, or as-published (on a benchmark; never for release)",
         panel=PLAN,
     ),
 ]
@@ -69,7 +69,7 @@ Model = Annotated[
     str,
     option(
         "--model",
-        help="network of teachers and student: linear, a built-in name, or module:function",
+        help="network of teachers and student, by name, or module:function",
         panel=TRAINING,
     ),
 ]
@@ -148,10 +148,13 @@ def pate(
 
     \b
     Examples:
-      pdpsgd pate images.npz --budgets people.csv --id-column person --public others.npz
+      pdpsgd pate images.npz --budgets people.csv --id-column person \\
+          --public others.npz
       pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100
-      pdpsgd pate mnist --tiers 1:0.34,2:0.43,3:0.23 --public last:10000 --model mnist-cnn
-      pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100 --bookkeeping as-published
+      pdpsgd pate mnist --tiers 1:0.34,2:0.43,3:0.23 --public last:10000 \\
+          --model mnist-cnn
+      pdpsgd pate digits --tiers 4:0.5,8:0.5 --public last:400 --teachers 100 \\
+          --bookkeeping as-published
     """
     from pdpsgd.pate import MECHANISMS
     from pdpsgd.pate.plans import WEIGHTS

@@ -107,14 +107,26 @@ def plan(
 
     \b
     Examples:
-      pdpsgd plan people.csv --id-column person --steps 1000 --batch-size 1024 --json plan.json
+      pdpsgd plan people.csv --id-column person --json plan.json
       pdpsgd plan --tiers 1:0.34,2:0.43,3:0.23 --people 60000 --chart plan.svg
-      pdpsgd plan people.csv --id-column person --test-share 0.2      (for train --plan ... --test-share 0.2)
       pdpsgd plan people.csv --mechanism pdp-sgd-adaptive --rounds 10
-      pdpsgd plan people.csv --id-column person --history plan.json   (what is left after that run)
-      pdpsgd plan --ledger people.ledger --spend "1 of 12"            (what people have left, over many runs)
-      pdpsgd plan --ledger people.ledger --reserve spring --series 4   (four runs that are fixed together)
-      pdpsgd plan plan.json --verify                                  (check somebody else's plan)
+
+    \b
+    For a run with test people (train --plan plan.json --test-share 0.2):
+      pdpsgd plan people.csv --id-column person --test-share 0.2 --json plan.json
+
+    \b
+    What is left after a run; what people have left, over many runs:
+      pdpsgd plan people.csv --id-column person --history runs/first
+      pdpsgd plan --ledger people.ledger --spend "1 of 12"
+
+    \b
+    Four runs that are fixed together:
+      pdpsgd plan --ledger people.ledger --reserve spring --series 4
+
+    \b
+    Somebody else's plan, checked:
+      pdpsgd plan plan.json --verify
     """
     from pdpsgd.planning.levels import ranges_by_level
 

@@ -15,8 +15,6 @@ from pdpsgd.training.options import OUTPUT
 if TYPE_CHECKING:
     from pdpsgd.training.temperature import Calibration
 
-AT_ONCE = 16_384
-
 
 def predict(
     run: Annotated[
@@ -28,7 +26,7 @@ def predict(
     rows: Annotated[
         Path,
         typer.Argument(
-            help=".csv, .parquet or .npz file, image, or folder of images; needs no labels, ids or budgets",
+            help=".csv, .parquet or .npz file, image, or folder of images",
             show_default=False,
         ),
     ],
@@ -50,28 +48,34 @@ def predict(
             "--model", help="your network, as module:function", panel=OUTPUT, show_default="as it was trained"
         ),
     ] = None,
-    at_once: Annotated[int, option("--rows-at-once", help="rows held in memory", panel=OUTPUT)] = AT_ONCE,
+    at_once: Annotated[
+        int | None,
+        option("--rows-at-once", help="rows held in memory", panel=OUTPUT, show_default="16384; 64 of texts"),
+    ] = None,
     json_file: shared.JsonFile = None,
     quiet: shared.Quiet = False,
 ) -> None:
     """Predict for new rows with the model of a run: a class and its probabilities, or a number, for each row.
 
-    Rows are read, predicted and written some at a time, so a file may be larger than memory. Unknown categories,
-    numbers outside their range and missing values are counted and said; a column that is missing is refused.
+    Rows need no labels, ids or budgets. They are read, predicted and written some at a time, so a file may be larger
+    than memory. Unknown categories, numbers outside their range and missing values are counted and said; a column that
+    is missing is refused.
 
     Using a model is post-processing: it costs nobody any more privacy.
 
     \b
     Examples:
       pdpsgd predict runs/people-pdp-sgd-exact rows.csv -o scored.csv
-      pdpsgd predict runs/people-pdp-sgd-exact rows.parquet -o scored.parquet --columns person
+      pdpsgd predict runs/people-pdp-sgd-exact rows.parquet -o scored.parquet \\
+          --columns person
       pdpsgd predict runs/photos-pdp-sgd-exact new-photos/ -o scored.csv
     """
     from pdpsgd.training.predict import load_run
     from pdpsgd.training.scored_files import ENDINGS, write_scored
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
-    check_positive(rows_at_once=at_once)
+    if at_once is not None:
+        check_positive(rows_at_once=at_once)
     if output is None and json_file == "-":
         fail("Expected --output FILE with --json -: both would go to the screen. Got none.")
     if output is not None:
@@ -92,8 +96,8 @@ def predict(
             rows,
             output,
             columns=[] if kept == ["none"] else kept,
-            at_once=at_once,
-            tell=_progress(rows, bars) if output is not None else None,
+            at_once=at_once or loaded.rows_at_once,
+            tell=_progress(rows, at_once or loaded.rows_at_once, bars) if output is not None else None,
         )
     for sentence in scored.remarks.sentences():
         screen.say(f"Note: {sentence}")
@@ -111,14 +115,14 @@ def about_probabilities(calibration: Calibration | None) -> str:
     )
 
 
-def _progress(rows: Path, bars: Any) -> Any:
-    """Return what shows progress, where the number of rows is known and they are many."""
+def _progress(rows: Path, at_once: int, bars: Any) -> Any:
+    """Return what shows progress, where the number of rows is known and they are more than are read at once."""
     from pdpsgd.data.rows import number_of_rows
 
     total = None if bars is None else number_of_rows(rows)
-    if total is None or total <= AT_ONCE:
+    if total is None or total <= at_once:
         return None
-    return lambda done: bars("rows", done, total)
+    return lambda done: bars("Rows scored", done, total)
 
 
 def _notes(run: Path, loaded: Any) -> list[str]:
@@ -128,5 +132,8 @@ def _notes(run: Path, loaded: Any) -> list[str]:
     folder = RunFolder(run)
     if run.is_dir() and folder.finished:
         note = folder.read_result().get("release_note")
-        return [] if note is None else [f"The model is not for release, and so are its answers: {note}"]
+        if note is None:
+            return []
+        why = str(note).removesuffix(": not for release")
+        return [f"Neither the model nor its answers are for release. {why[:1].upper()}{why[1:]}."]
     return [] if loaded.description.confirmed else ["The model is not for release."]

@@ -21,6 +21,7 @@ from pdpsgd.cli.training_options import (
     CommandOptions,
     DataOptions,
     ListOptions,
+    in_tiers,
     is_own_data,
     tier_names,
 )
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pdpsgd.training.fitting import TrainingResult
     from pdpsgd.training.inputs import TrainingInputs
 
-TIMED_TEXTS = 4
+TIMED_TEXTS = 8
 OTHERS = 1000
 """Made-up people in place of those in --test-file and --calibrate."""
 NOTE = (
@@ -87,7 +88,7 @@ def rehearse_run(
         if options.mechanism != LEAST_SQUARES:
             options = options.with_defaults(parameters=count_parameters(network))
         result = _fit_as_the_run_will(network, inputs, options, ledger, screen, place)
-    show_result(result, screen, inputs.classes)
+    show_result(result, screen, inputs.classes, rehearsed=True)
     page = None
     if report:
         from pdpsgd.reporting import write_run_report
@@ -203,7 +204,11 @@ def _maker(source: str, how: DataOptions) -> tuple[Callable[..., PeopleData], st
     if path.suffix.lower() == ".npz":
         declared, pixels, classes = npz_declares(path)
         return partial(made_up_images, declared, classes, pixels=pixels), None
-    fail("Expected --schema with --rehearse: rows are made up from it, and no record is read. Got none.")
+    text = "" if how.text is None else f" --text {how.text}"
+    fail(
+        "Expected --schema with --rehearse: rows are made up from it, and no record is read. Got none. A first one "
+        f"comes from `pdpsgd data schema {source} --label {how.label or '...'}{text} -o schema.toml`."
+    )
 
 
 def _with_made_up_embeddings(inputs: TrainingInputs, how: DataOptions, screen: Screen) -> TrainingInputs:
@@ -223,12 +228,13 @@ def _with_made_up_embeddings(inputs: TrainingInputs, how: DataOptions, screen: S
     if adapted:
         made = torch.randint(encoder.tokenizer.vocab_size, (count, encoder.max_tokens), generator=generator)
         return inputs.with_tokens(lambda texts: made.int(), {**encoder.description(), "finetune": LORA})
+    encoder.embed([f"first {'1 ' * encoder.max_tokens}"])  # the first one takes longer
     began = monotonic()
     encoder.embed([f"{number} " * encoder.max_tokens for number in range(TIMED_TEXTS)])
-    seconds = count * (monotonic() - began) / TIMED_TEXTS
+    seconds = 1000 * (monotonic() - began) / TIMED_TEXTS
     screen.say(
-        f"Reading {count:,} texts of {encoder.max_tokens} tokens with {how.encoder} would take up to {seconds:,.0f} s "
-        "here, once: embeddings are kept, and shorter texts take less. In their place are vectors that are made up."
+        f"A thousand texts of {encoder.max_tokens} tokens take {how.encoder} about {seconds:,.0f} s here, "
+        "once: embeddings are kept, and shorter texts take less. In their place are vectors that are made up."
     )
     vectors = torch.nn.functional.normalize(torch.randn(count, encoder.size, generator=generator), dim=1)
     return inputs.with_embeddings(lambda texts: vectors, encoder.description())
@@ -243,21 +249,25 @@ def _list_of(
     many: bool,
 ) -> Budgets:
     """Read what people allow, without their records."""
-    from pdpsgd.budgets.readers import count_rows
+    from pdpsgd.budgets.readers import count_rows, read_columns
     from pdpsgd.data.people import TABLES
     from pdpsgd.sampling.record_choice import HOW_TO_HAVE_MANY
 
     id_column = whose.id_column or id_column
     if whose.budgets is not None:
         return whose.read(whose.budgets, id_column=id_column)
-    if whose.tiers is not None:
-        fail(
-            "Expected a list of people, to rehearse: --budgets, a ledger, or columns of the data. Got --tiers."
-        )
-    if listed is not None:
+    if whose.tiers is None and listed is not None:
         return listed()
     if Path(source).suffix.lower() not in TABLES:
         fail(f"Expected a list of people, to rehearse {source!r}: --budgets, or a ledger. Got neither.")
+    if whose.tiers is not None:
+        ids = None if id_column is None else read_columns(source, [id_column])[0][id_column]
+        return in_tiers(
+            np.arange(count_rows(Path(source))) if ids is None else ids,
+            whose,
+            named=ids is not None,
+            many=many,
+        )
     found = whose.read(Path(source), id_column=id_column, repeated_ids=True)
     if not many and len(found) != count_rows(Path(source)):
         fail(f"Expected one record per person in {source}. Got fewer ids than rows. {HOW_TO_HAVE_MANY}")

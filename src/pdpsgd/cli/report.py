@@ -71,8 +71,9 @@ def report(
     \b
     Examples:
       pdpsgd report runs/people-pdp-sgd-exact
-      pdpsgd report runs/people-pdp-sgd-exact --output for-the-privacy-officer.html
-      pdpsgd report runs/people-pdp-sgd-exact --person ann --contact privacy@example.org
+      pdpsgd report runs/people-pdp-sgd-exact --output for-the-officer.html
+      pdpsgd report runs/people-pdp-sgd-exact --person ann \\
+          --contact privacy@example.org
       pdpsgd report runs/people-pdp-sgd-exact --letters letters
     """
     screen = shared.Screen(quiet=quiet, json_file=json_file)

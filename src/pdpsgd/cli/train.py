@@ -82,18 +82,24 @@ def train(
 
     \b
     Examples:
-      pdpsgd train people.csv --label income --id-column person --epsilon-column epsilon
-      pdpsgd train people.csv --schema schema.toml --test-share 0.2 --steps 500 --batch-size 256
-      pdpsgd train people.csv --label income --id-column person --spend "1 of 12"
-      pdpsgd train people.csv --label income --id-column person --history runs/first
-      pdpsgd train february.csv --schema runs/jan/public/schema.toml --start runs/jan
+      pdpsgd train people.csv --label income --id-column person --test-share 0.2
+      pdpsgd train people.csv --schema schema.toml --test-share 0.2
+      pdpsgd train people.csv --schema schema.toml --rehearse
+      pdpsgd train people.csv --schema schema.toml --spend "1 of 12"
       pdpsgd train february.csv --like runs/jan --start runs/jan
-      pdpsgd train people.csv --schema schema.toml --steps 500 --rehearse
-      pdpsgd train mails.csv --label kind --id-column sender --records-per-person 4 --test-share 0.2
-      pdpsgd train mails.parquet --text text --label kind --id-column sender --records-per-person 4
-      pdpsgd train images.npz --budgets people.csv --id-column person --model my_networks:small_cnn
-      pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23 --steps 300 --batch-size 256
-      pdpsgd train --config run.toml mnist
+      pdpsgd train people.csv --config run.toml
+
+    \b
+    Several rows per person; texts; images with a network of your own:
+      pdpsgd train visits.csv --schema schema.toml --records-per-person 4
+      pdpsgd train mails.parquet --text text --label kind --id-column sender \\
+          --records-per-person 4
+      pdpsgd train images.npz --budgets people.csv --id-column person \\
+          --model my_networks:small_cnn
+
+    \b
+    Benchmarks:
+      pdpsgd train digits --tiers 1:0.34,2:0.43,3:0.23
       pdpsgd train fashion-mnist --preset fashion-mnist --tiers 0.5:0.5,1:0.5
     """
     from pdpsgd.models.networks import count_parameters

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
 from pdpsgd._typing import FloatArray
@@ -33,7 +34,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help=".csv, .parquet or .npz file, folder of images; or digits, mnist, fashion-mnist, svhn",
+        help=".csv, .parquet or .npz file, folder of images, or a benchmark's name",
     ),
 ]
 
@@ -303,12 +304,7 @@ def _tiers_of_records(tested: Budgets, data: PeopleData) -> list[str]:
 def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool, many: bool) -> Budgets:
     """Read the list of people, or put people into tiers by a public seed."""
     if whose.tiers is not None:
-        ids = np.unique(data.ids) if many else data.ids
-        made_up = Budgets.from_tiers(
-            shared.parse_tiers(whose.tiers), len(ids), whose.delta, shuffle=whose.tiers_seed
-        )
-        listed = Budgets(made_up.epsilon, made_up.delta, ids=ids)
-        return listed if data.named else listed.without_names()
+        return in_tiers(data.ids, whose, named=data.named, many=many)
     id_column = whose.id_column or (data.schema.id_column if data.schema is not None else None)
     if whose.budgets is not None and (id_column is None or not data.named):
         where = f"{whose.budgets} (--id-column)" if id_column is None else source
@@ -320,6 +316,22 @@ def _list_of(data: PeopleData, source: str, whose: ListOptions, *, in_data: bool
     if in_data and id_column is None:
         return Budgets(listed.epsilon, listed.delta, ids=data.ids, allow_infinite=True).without_names()
     return listed
+
+
+def in_tiers(ids: npt.NDArray[Any], whose: ListOptions, *, named: bool, many: bool) -> Budgets:
+    """Put people into the tiers of `--tiers` by a public seed.
+
+    Args:
+        ids: The id of each record's person.
+        whose: The tiers.
+        named: Whether ids are people's own.
+        many: Whether a person may have several records.
+    """
+    people = np.unique(ids) if many else ids
+    tiers = shared.parse_tiers(str(whose.tiers))
+    made_up = Budgets.from_tiers(tiers, len(people), whose.delta, shuffle=whose.tiers_seed)
+    listed = Budgets(made_up.epsilon, made_up.delta, ids=people)
+    return listed if named else listed.without_names()
 
 
 def _check_allowed(tested: Budgets, file: Path) -> None:
@@ -377,9 +389,17 @@ def with_embeddings(inputs: TrainingInputs, how: DataOptions, screen: shared.Scr
         f"Reading {len(inputs.texts):,} texts with {name} (public weights, frozen: costs no privacy).{kept}"
     )
     with screen.bars() as progress:
-        return inputs.with_embeddings(
-            lambda texts: encoder.embed(texts, cache=cache, progress=progress), encoder.description()
-        )
+        try:
+            return inputs.with_embeddings(
+                lambda texts: encoder.embed(texts, cache=cache, progress=progress), encoder.description()
+            )
+        except KeyboardInterrupt as error:
+            if cache is None:
+                raise
+            message = (
+                "Texts embedded so far are kept: the same command goes on from there. Nothing was spent."
+            )
+            raise KeyboardInterrupt(message) from error
 
 
 TEXT_DEFAULTS = {"model": "linear", "steps": 200, "learning_rate": 100.0, "max_grad_norm": 0.1}

@@ -163,13 +163,15 @@ def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **
         raise
 
 
-def show_result(result: TrainingResult, screen: Screen, classes: Sequence[str]) -> None:
+def show_result(
+    result: TrainingResult, screen: Screen, classes: Sequence[str], *, rehearsed: bool = False
+) -> None:
     """Say how good the model is, what holds for whom, and where everything is."""
     from pdpsgd.training.class_figures import class_sentences
     from pdpsgd.training.probability_figures import probability_sentences
     from pdpsgd.training.regression import error_sentences
 
-    if result.evaluation is not None and result.settings.get("rehearsal"):
+    if result.evaluation is not None and rehearsed:
         screen.say(
             f"Test people: {result.evaluation.people:,}. Figures on them are chance: rows are made up."
         )

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16_384
 """Rows of a file that are held in memory together."""
+TEXTS_AT_ONCE = 64
+"""Texts, of which each takes an encoder a while."""
 THROUGH_THE_NETWORK = 1_024
 
 
@@ -79,14 +81,19 @@ class TrainedModel:
             fail(f"Expected a model of classes, to have probabilities. Got a {self.description.task}.")
         return _joined([part.probabilities for part in self._warned(rows)])
 
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows of a file are held in memory together, unless somebody says otherwise."""
+        return AT_ONCE if self.description.encoder is None else TEXTS_AT_ONCE
+
     def batches(
-        self, rows: Any, *, at_once: int = AT_ONCE, remarks: Remarks | None = None
+        self, rows: Any, *, at_once: int | None = None, remarks: Remarks | None = None
     ) -> Iterator[Predictions]:
         """Predict some rows after another, so that a file may be larger than memory.
 
         Args:
             rows: As for `predict`.
-            at_once: Rows that are held in memory together.
+            at_once: Rows that are held in memory together; by default `rows_at_once`.
             remarks: Counts what is unusual in the rows.
 
         Yields:
@@ -94,7 +101,8 @@ class TrainedModel:
         """
         known = self.description
         seen = Remarks() if remarks is None else remarks
-        for part in read_rows(rows, known.preprocessing, known.shape, at_once=at_once, remarks=seen):
+        most = at_once or self.rows_at_once
+        for part in read_rows(rows, known.preprocessing, known.shape, at_once=most, remarks=seen):
             yield self._answers(part, self.outputs(self.inputs_of(part)))
 
     def inputs_of(self, rows: Rows) -> Tensor:
