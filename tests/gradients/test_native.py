@@ -21,9 +21,10 @@ from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.geometry import geometry_of
 from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.per_example import PerExample, Workspace
+from pdpsgd.gradients.per_example import PerExample
 from pdpsgd.gradients.rules.convolution import CompiledKernels, Kernels, kernel_gradient
 from pdpsgd.gradients.rules.recurrent import Lstm
+from pdpsgd.gradients.workspace import Workspace
 from pdpsgd.models.networks import mnist_cnn, svhn_cnn
 
 with_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
@@ -177,7 +178,7 @@ def test_what_does_not_fit_is_computed_again(monkeypatch: pytest.MonkeyPatch) ->
     totals = torch.zeros(2, *module.weight.shape)
     norms = whole.squared_norms()
     whole.add_weighted_sum(torch.ones(6), totals[0])
-    monkeypatch.setattr("pdpsgd.gradients.per_example.ROOM", 0)
+    monkeypatch.setattr("pdpsgd.gradients.workspace.ROOM", 0)
     monkeypatch.setattr("pdpsgd.gradients.per_example.CACHE", 2 * module.weight.numel())
     assert torch.equal(parts.squared_norms(), norms)
     parts.add_weighted_sum(torch.ones(6), totals[1])

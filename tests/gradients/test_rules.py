@@ -465,7 +465,7 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
         )
         for room in (1 << 20, 50):  # all at once, one example at a time
             monkeypatch.setattr("pdpsgd.gradients.per_example.CACHE", room)
-            monkeypatch.setattr("pdpsgd.gradients.per_example.ROOM", room)
+            monkeypatch.setattr("pdpsgd.gradients.workspace.ROOM", room)
             form, total = OuterProducts(left, right), torch.zeros(6, 7, dtype=torch.float64)
             assert torch.allclose(form.squared_norms(), expected)
             form.add_weighted_sum(weights, total)
@@ -473,7 +473,7 @@ def test_norms_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPat
 
 
 def test_gradients_that_do_not_fit_are_taken_in_chunks(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("per_example.CACHE", "rules.convolution.CACHE", "per_example.ROOM"):
+    for name in ("per_example.CACHE", "rules.convolution.CACHE", "workspace.ROOM"):
         monkeypatch.setattr(f"pdpsgd.gradients.{name}", 200)
     oracle.check(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2)).double(), images(5, 2, 9, 9))
     oracle.check(Tied().double(), torch.randint(7, (4, 5)))

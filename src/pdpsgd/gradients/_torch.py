@@ -50,6 +50,7 @@ __all__ = [
     "full_precision",
     "has_hooks",
     "is_eager",
+    "keeps_graph",
     "padding_amounts",
     "projects_at_once",
     "pytree",
@@ -75,6 +76,11 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def backward_pass() -> int:
     """Return the number of the backward pass that is running; -1 outside of one."""
     return torch._C._current_graph_task_id()
+
+
+def keeps_graph() -> bool:
+    """Whether the graph of the backward pass that is running may be gone through again (retain_graph=True)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def version_of(tensor: Tensor) -> int:

@@ -71,13 +71,13 @@ class ClippedGradients:
     def recorded_batch_size(self) -> int | None:
         """Batch size of the backward pass that waits to be collected; None if none waits."""
         calls = self._recorder.calls
-        return calls[0].output_gradient.shape[0] if calls else None
+        return calls[0].shape[0] if calls else None
 
     @property
     def recorded_in_half_precision(self) -> bool:
         """Whether the backward pass that waits went through a layer in 16 bits."""
         half = (torch.bfloat16, torch.float16)
-        return any(call.output_gradient.dtype in half for call in self._recorder.calls)
+        return any(call.dtype in half for call in self._recorder.calls)
 
     @torch.no_grad()
     def clipped_sum(
@@ -179,10 +179,14 @@ class ClippedGradients:
                 for parameter in self.sums
             }
 
-    def output_gradients(self, rows: int) -> list[Tensor]:
-        """Return the recorded gradients of layers' outputs that have so many rows (sensitive; for checks)."""
-        found = [call.output_gradient for call in self._recorder.calls]
-        return [gradient for gradient in found if gradient.dim() and gradient.shape[0] == rows]
+    @contextmanager
+    def watching_output_gradients(self, watch: Callable[[Tensor], None]) -> Iterator[None]:
+        """Let somebody see the gradients of layers' outputs as they arrive (sensitive; for checks)."""
+        self._recorder.on_output_gradient = watch
+        try:
+            yield
+        finally:
+            self._recorder.on_output_gradient = None
 
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""
@@ -258,16 +262,15 @@ class ClippedGradients:
         self._check_nothing_untracked()
         uses: dict[nn.Parameter, list[PerExample]] = {}
         for call in calls:
-            call.check_inputs_unchanged()
-            found = call.output_gradient.shape[0] if call.output_gradient.dim() else None
-            if found != size:
+            call.check_unchanged()
+            if call.shape[:1] != (size,):
                 fail(
                     f"Expected the first dimension to be the batch of {size} examples in every layer. Got output of "
-                    f"shape {tuple(call.output_gradient.shape)} from {call.site.name}. Something all examples "
+                    f"shape {tuple(call.shape)} from {call.site.name}. Something all examples "
                     "share, such as positions, needs a first dimension of 1 (positions[None]), or one row per example."
                 )
             if size:
-                for parameter, gradient in call.gradients(call.output_gradient):
+                for parameter, gradient in call.found():
                     uses.setdefault(cast(nn.Parameter, parameter), []).append(gradient)
         return {parameter: summed(parts) for parameter, parts in uses.items()}
 

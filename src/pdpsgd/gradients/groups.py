@@ -21,7 +21,6 @@ from pdpsgd.gradients.per_example import (
     PartOfRows,
     PerExample,
     Sum,
-    Workspace,
     as_rows,
     zero_rows,
 )
@@ -33,6 +32,7 @@ from pdpsgd.gradients.sums import (
     row_squared_norms,
     segment_sums,
 )
+from pdpsgd.gradients.workspace import Workspace
 
 
 class Groups:

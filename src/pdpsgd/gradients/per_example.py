@@ -7,7 +7,6 @@ numbers that are added, or one that is, if anything, too large; `sums` has the w
 from __future__ import annotations
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,44 +22,15 @@ from pdpsgd.gradients.sums import (
     outer_squared_norms,
     position_sums,
     row_squared_norms,
+    weighted_sum,
 )
+from pdpsgd.gradients.workspace import Workspace
 
 # A parameter, and its per-example gradients. (A module's weight is a Tensor to the type checker.)
 Gradient = Iterator[tuple[Tensor, "PerExample"]]
 
-# Numbers that are kept from the norms to the weighted sum; what does not fit is computed again.
-ROOM = 1 << 24
 # Features whose products are added in float32; what they add up to is added in float64.
 STRETCH = 256
-
-
-class Workspace:
-    """Memory that is used again at every step: fresh memory is cleared first, which takes as long as using it."""
-
-    def __init__(self) -> None:
-        self._memory: dict[Any, Tensor] = {}
-        self._kept: list[int] = []
-
-    def take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return memory that is valid until the same key is asked for again."""
-        name, size = (key, like.dtype, like.device), math.prod(shape)
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < size:
-            memory = self._memory[name] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return memory[:size].view(shape)
-
-    def keep(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        """Return memory that is valid until `release`, or None if there is no room."""
-        size = math.prod(shape)
-        if sum(self._kept) + size > ROOM:
-            return None
-        self._kept.append(size)
-        # Layers ask in the same order at every step, so each finds memory of its own size again.
-        return self.take(f"kept {len(self._kept)}", shape, like)
-
-    def release(self) -> None:
-        """Let what was kept be overwritten."""
-        self._kept.clear()
 
 
 class PerExample(ABC):
@@ -88,6 +58,13 @@ class PerExample(ABC):
     @abstractmethod
     def zeroed(self, examples: Tensor) -> PerExample:
         """Return the same with the gradients of these examples (a boolean mask) zero."""
+
+    def settled(self) -> PerExample | None:
+        """Return the same without what the layer was given and the gradient of its output; None if they are needed.
+
+        What is returned may hold the norms; it takes no more memory than what it does without.
+        """
+        return None
 
     def within(self, shape: torch.Size, rows: slice) -> PerExample:
         """Return the same as the gradient of a larger parameter, of which only `rows` were used."""
@@ -124,6 +101,43 @@ class Materialized(PerExample):
         """Overwrite, in a copy."""
         return Materialized(zero_rows(self.values, examples), self.shape)
 
+    def settled(self) -> PerExample:
+        """Nothing else is needed."""
+        return self
+
+
+class Kept(PerExample):
+    """Gradients that were materialized, in an order of their own, and their norms taken, while it was possible."""
+
+    def __init__(
+        self, values: Tensor, squares: Tensor, shape: torch.Size, arrange: Callable[[Tensor], Tensor]
+    ) -> None:
+        """`arrange` turns (examples, numbers) into (examples, *shape)."""
+        self.shape, self.batch_size, self.dtype = shape, values.shape[0], values.dtype
+        self._values, self._squares, self._arrange = values, squares, arrange
+
+    def squared_norms(self) -> Tensor:
+        """Taken before."""
+        return self._squares
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add the numbers the norms were taken of."""
+        total += self._arrange(weighted_sum(weights, self._values)[None])[0]
+
+    def materialize(self, first: int, last: int) -> Tensor:
+        """Bring them into the parameter's order."""
+        # A copy: the memory is used again.
+        return self._arrange(self._values[first:last].clone())
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite, in place: these numbers are our own."""
+        self._values[examples] = 0
+        return Kept(self._values, self._squares.masked_fill(examples, 0), self.shape, self._arrange)
+
+    def settled(self) -> PerExample:
+        """It is."""
+        return self
+
 
 class OuterProducts(PerExample):
     """Sums over positions of outer products left (x) right: (examples, positions, out), (examples, positions, in)."""
@@ -156,8 +170,7 @@ class OuterProducts(PerExample):
             return outer_squared_norms(self.left[:, 0], self.right[:, 0])
         if self.by_gram:
             return self._squared_norms_by_gram()
-        self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left)
-        return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
+        return self._materialized()
 
     def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Add one matrix product over all examples and positions, or the numbers the norms were taken of."""
@@ -181,6 +194,24 @@ class OuterProducts(PerExample):
         """Overwrite both factors, in copies."""
         left, right = zero_rows(self.left, examples), zero_rows(self.right, examples)
         return OuterProducts(left, right, self.shape, self.workspace, self.arrange)
+
+    def settled(self) -> PerExample | None:
+        """Materialize, where the norms would do so in any case and there is room."""
+        if self.positions == 1 or self.by_gram:
+            return None
+        let_go = self.left.numel() + self.right.numel()
+        if not self.workspace.has_room((self.batch_size, *self.matrix), let_go):
+            return None
+        squares = self._materialized(let_go)
+        assert self._kept is not None
+        return Kept(
+            as_rows(self._kept), squares, self.shape, _arranging(self.matrix, self.shape, self.arrange)
+        )
+
+    def _materialized(self, let_go: int = 0) -> Tensor:
+        """Return the squared norms of products, which are kept if there is room."""
+        self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left, let_go)
+        return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
 
     def _in_shape(self, values: Tensor) -> Tensor:
         return values.view(-1, *self.shape) if self.arrange is None else self.arrange(values)
@@ -227,6 +258,15 @@ class OuterProducts(PerExample):
             total.addmm_(left.flatten(0, 1).t(), self.right[some].to(torch.float64).flatten(0, 1))
 
 
+def _arranging(
+    matrix: tuple[int, int], shape: torch.Size, arrange: Callable[[Tensor], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """Return what brings rows, each a matrix, into a shape."""
+    if arrange is None:
+        return lambda rows: rows.view(-1, *shape)
+    return lambda rows: arrange(rows.view(-1, *matrix))
+
+
 class Lookups(PerExample):
     """Gradients of a table of which each example used some rows: (uses, width), each with its example and its row."""
 
@@ -260,6 +300,10 @@ class Lookups(PerExample):
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite, in place: these numbers are our own."""
         self._values[examples[self._owner]] = 0
+        return self
+
+    def settled(self) -> PerExample:
+        """Nothing else is needed."""
         return self
 
     def owned_by(self, owners: Tensor, count: int) -> Lookups:
@@ -323,6 +367,11 @@ class PartOfRows(PerExample):
     def zeroed(self, examples: Tensor) -> PerExample:
         """In the part."""
         return PartOfRows(self.part.zeroed(examples), self.shape, self.rows)
+
+    def settled(self) -> PerExample | None:
+        """If the part can do without."""
+        part = self.part.settled()
+        return None if part is None else PartOfRows(part, self.shape, self.rows)
 
 
 def _gram(factors: Tensor) -> Tensor:

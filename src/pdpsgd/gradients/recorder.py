@@ -4,38 +4,133 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, fail
-from pdpsgd.gradients._torch import backward_pass, pytree, version_of, without_view
-from pdpsgd.gradients.per_example import PerExample, Workspace
+from pdpsgd.gradients._torch import (
+    backward_pass,
+    full_precision,
+    keeps_graph,
+    pytree,
+    version_of,
+    without_view,
+)
+from pdpsgd.gradients.per_example import PerExample
 from pdpsgd.gradients.survey import Survey
+from pdpsgd.gradients.workspace import Workspace
 
 # From the gradient of a layer's output to each parameter's per-example gradients.
 Gradients = Callable[[Tensor], Iterable[tuple[Tensor, PerExample]]]
 
 
-@dataclass(frozen=True)
+# What layers with fewer numbers, inputs and outputs together, leave behind is kept until the step as it is.
+LARGE = 1 << 16
+
+
+class Use:
+    """A call of a layer that waits for its output's gradient."""
+
+    __slots__ = ("_check", "_gradients", "_inputs", "_site", "_version")
+
+    def __init__(
+        self, site: Site, inputs: Tensor, gradients: Gradients, check: Callable[[], None] | None
+    ) -> None:
+        self._site, self._check = site, check
+        self._inputs: Tensor | None = inputs
+        self._gradients: Gradients | None = gradients
+        self._version = version_of(inputs)
+
+    def receive(self, gradient: Tensor) -> None:
+        """Take the gradient of the output, and let go of the inputs: the graph may live on for as long as the loss."""
+        if self._inputs is None or self._gradients is None:
+            fail(
+                "Expected one backward pass for each forward pass. Got another one through the same graph. Compute the "
+                "loss again, or write loss.backward(retain_graph=True) the first time."
+            )
+        call = Call(self._site, self._inputs, self._version, self._gradients, self._check, gradient)
+        if not keeps_graph():
+            self._inputs = self._gradients = None
+        self._site.recorder.receive(call)
+
+
 class Call:
-    """A call of a layer, once its output's gradient is known."""
+    """A call of a layer, once its output's gradient is known.
 
-    site: Site
-    inputs: Tensor
-    version: int
-    gradients: Gradients
-    output_gradient: Tensor
+    Where the per-example gradients are smaller than what they are computed from, inputs and the gradient of the output,
+    as many numbers as the activations, are let go of during the backward pass.
+    """
 
-    def check_inputs_unchanged(self) -> None:
-        """Refuse activations that were overwritten after the layer used them."""
-        if version_of(self.inputs) != self.version:
+    __slots__ = (
+        "_check",
+        "_found",
+        "_gradients",
+        "_inputs",
+        "_version",
+        "dtype",
+        "output_gradient",
+        "shape",
+        "site",
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        inputs: Tensor,
+        version: int,
+        gradients: Gradients,
+        check: Callable[[], None] | None,
+        output_gradient: Tensor,
+    ) -> None:
+        self.site = site
+        self.shape, self.dtype = output_gradient.shape, output_gradient.dtype
+        self.output_gradient: Tensor | None = output_gradient
+        self._inputs: Tensor | None = inputs
+        self._version, self._gradients, self._check = version, gradients, check
+        self._found: list[tuple[Tensor, PerExample]] | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there is something to be saved."""
+        return self._inputs is not None and self._inputs.numel() + self.shape.numel() >= LARGE
+
+    def settle(self) -> None:
+        """Take the per-example gradients now, and let go of all that they do not need any more."""
+        assert self.output_gradient is not None
+        assert self._gradients is not None
+        if not self._is_unchanged():
+            return
+        with torch.no_grad(), full_precision():
+            found = [
+                (parameter, part, part.settled()) for parameter, part in self._gradients(self.output_gradient)
+            ]
+        self._found = [(parameter, part if now is None else now) for parameter, part, now in found]
+        self.output_gradient = self._gradients = None  # type: ignore[assignment]
+        if all(now is not None for *_, now in found):
+            self._inputs = None
+
+    def check_unchanged(self) -> None:
+        """Refuse layers that are not what they were, and activations that were overwritten after a layer used them."""
+        if self._check is not None:
+            self._check()
+        if not self._is_unchanged():
             fail(
                 f"The input of {self.site.name} was changed in place after the layer used it, so its gradients "
                 "cannot be computed. Use an operation that is not in place, or change it after optimizer.step()."
             )
+
+    def found(self) -> Iterable[tuple[Tensor, PerExample]]:
+        """Return the parameters and their per-example gradients."""
+        if self._found is not None:
+            return self._found
+        assert self.output_gradient is not None
+        return self._gradients(self.output_gradient)
+
+    def _is_unchanged(self) -> bool:
+        return self._inputs is None or version_of(self._inputs) == self._version
 
 
 class Recorder:
@@ -48,6 +143,8 @@ class Recorder:
         self.batch_size: int | None = None  # of the last such pass, until its gradients are collected
         self.channels_last = False
         self.workspace = Workspace()
+        self.settles = True  # what can be done during the backward pass; else all of it waits for the step
+        self.on_output_gradient: Callable[[Tensor], None] | None = None
         self.paused = False
         # A model may be trained in evaluation mode, without dropout: then it is when it is made private.
         self.records_evaluation = not module.training
@@ -78,6 +175,11 @@ class Recorder:
             )
         self._backward = backward
         self.calls.append(call)
+        if self.on_output_gradient is not None and call.output_gradient is not None:
+            self.on_output_gradient(call.output_gradient)
+        if self.settles and call.shape[:1] == (self.batch_size,) and call.is_large:
+            with suppress(PdpsgdError, RuntimeError):  # the step finds it again, and says it
+                call.settle()
 
     def forget(self) -> None:
         """Drop what was recorded."""
@@ -139,17 +241,19 @@ class Site:
                 f"Got shape {tuple(inputs.shape)}."
             )
 
-    def record(self, outputs: Tensor, inputs: Tensor, gradients: Gradients) -> Tensor:
+    def record(
+        self,
+        outputs: Tensor,
+        inputs: Tensor,
+        gradients: Gradients,
+        check: Callable[[], None] | None = None,
+    ) -> Tensor:
         """Return `outputs`, whose gradient is recorded when it arrives, with the inputs it belongs to.
 
         `outputs` must come from `inputs` and detached parameters, so that autograd itself computes the gradient of
-        the inputs and nothing else.
+        the inputs and nothing else. `check` refuses, at the step, a layer that is not what it was.
         """
-        version = version_of(inputs)
-
-        def receive(gradient: Tensor) -> None:
-            self.recorder.receive(Call(self, inputs, version, gradients, gradient))
-
+        receive = Use(self, inputs, gradients, check).receive
         if outputs.requires_grad:
             outputs.register_hook(receive)  # type: ignore[no-untyped-call]
             return outputs

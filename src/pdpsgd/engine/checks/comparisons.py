@@ -185,7 +185,7 @@ class Probe:
         if not torch.equal(state, torch.get_rng_state()) or len(of_few) != len(of_all):
             return
         rows = [self.rows[place] for place in few]
-        for one, other in zip(of_few, of_all, strict=True):
+        for place, (one, other) in enumerate(zip(of_few, of_all, strict=True), 1):
             by_row, all_by_row = output_by_row(one, len(few)), output_by_row(other, self.size)
             if by_row is None or all_by_row is None or not one.is_floating_point():
                 continue
@@ -196,7 +196,8 @@ class Probe:
                     f"{self.size}"
                 )
             if one.requires_grad and other.requires_grad:
-                totals = [self._gradient(weighted_sum(part)) for part in (by_row, chosen)]
+                last = place == len(of_few)
+                totals = [self._gradient(weighted_sum(part), last=last) for part in (by_row, chosen)]
                 if self._differ(totals[0][None], totals[1][None]).any():
                     _refuse(
                         f"the gradient of the outputs of {len(few)} examples changes where they are among {self.size}"
@@ -329,13 +330,16 @@ class Probe:
 
     def _total(self, loss: Loss, batch: Any) -> Tensor:
         with self.gradients.uninstrumented():
-            return self._gradient(self._value(loss, batch))
+            return self._gradient(self._value(loss, batch), last=True)
 
-    def _gradient(self, value: Tensor) -> Tensor:
-        """Return the gradient of a number by plain autograd, all parameters in a row."""
+    def _gradient(self, value: Tensor, *, last: bool) -> Tensor:
+        """Return the gradient of a number by plain autograd, all parameters in a row.
+
+        Unless it is the last one through its graph, all of the model's activations stay in memory.
+        """
         found: Sequence[Tensor | None] = [None] * len(self.parameters)
         if value.requires_grad:
-            found = torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=True)
+            found = torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=not last)
         return torch.cat(
             [
                 (torch.zeros_like(parameter) if part is None else part).flatten().double()

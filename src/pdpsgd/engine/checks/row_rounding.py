@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -115,18 +116,26 @@ class _Trial:
         for size in sorted(wanted):
             found = self.results(size)
             period = layout.lanes * self.views
-            pattern = [part[:period] for part in found] if pattern is None else pattern
-            if not all(_repeats(part, first) for part, first in zip(found, pattern, strict=True)):
+            firsts = [part.first[:period] for part in found]
+            pattern = firsts if pattern is None else pattern
+            if not all(period in part.periods for part in found):
+                return False
+            if not all(map(_repeats, firsts, pattern)):
                 return False
         return True
 
-    def _results(self, size: int) -> list[Tensor]:
-        """Return outputs and gradients of all rows, of so many records."""
+    def _results(self, size: int) -> list[_Rows]:
+        """Return what became of all rows, of so many records: in outputs and gradients."""
         rows = size * self.views
         inputs = map_tensors(
             lambda leaf: leaf.repeat(rows, *[1] * (leaf.dim() - 1)) if has_rows(leaf, 1) else leaf, self.row
         )
-        module = self.gradients.module
+        module, found = self.gradients.module, list[_Rows]()
+
+        def see(part: Tensor) -> None:
+            if has_rows(part, rows):
+                found.append(_Rows.of(part, [lanes * self.views for lanes in LANES]))
+
         with left_as_it_was(module), _attributes_kept(module), self.gradients.recording_in_evaluation():
             module.eval()
             outputs = tensors(call(module, inputs))
@@ -135,16 +144,32 @@ class _Trial:
                 for leaf in outputs
                 if leaf.is_floating_point() and (part := output_by_row(leaf, rows)) is not None
             ]
-            self.gradients.record(
-                torch.stack([weighted_sum(part) for part in by_row if part.requires_grad]).sum()
-            )
-            found = [part.detach() for part in by_row]
+            for part in by_row:
+                see(part.detach())
+            loss = torch.stack([weighted_sum(part) for part in by_row if part.requires_grad]).sum()
+            with self.gradients.watching_output_gradients(see):
+                self.gradients.record(loss)
             if self.is_small:
-                found += self.gradients.per_example_gradients(loss_reduction="sum").values()
-            found += self.gradients.output_gradients(rows)
-            found.append(self.gradients.per_example_norms(loss_reduction="sum"))
+                for part in self.gradients.per_example_gradients(loss_reduction="sum").values():
+                    see(part)
+            see(self.gradients.per_example_norms(loss_reduction="sum"))
             self.gradients.forget()
-        return [part.reshape(rows, -1).clone() for part in found]
+        return found
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The first rows of a tensor, and which periods all of its rows repeat them with, to the bit."""
+
+    first: Tensor
+    periods: frozenset[int]
+
+    @classmethod
+    def of(cls, part: Tensor, periods: list[int]) -> _Rows:
+        """Look at rows, of which only the first ones are kept: all of a model's would be as much as its activations."""
+        part = part.reshape(len(part), -1)
+        alike = (period for period in periods if _repeats(part, part[:period]))
+        return cls(part[: max(periods)].clone(), frozenset(alike))
 
 
 def _possible_inputs(example: Batch) -> Iterator[Any]:
@@ -171,8 +196,13 @@ def _made_up(leaf: Tensor) -> Tensor:
 
 def _repeats(part: Tensor, first: Tensor) -> bool:
     """Tell whether rows are these ones again and again, to the bit."""
-    again = first.repeat(len(part) // len(first), 1)
-    return part.shape == again.shape and bool(((part == again) | (part.isnan() & again.isnan())).all())
+    return len(part) % len(first) == 0 and all(
+        some.shape == first.shape and _same(some, first) for some in torch.split(part, len(first))
+    )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 @contextmanager

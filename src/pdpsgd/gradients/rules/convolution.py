@@ -18,10 +18,10 @@ from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.native.calls import in_kernel_order, is_channels_last, runs_along_columns
 from pdpsgd.gradients.per_example import (
     Gradient,
+    Kept,
     Materialized,
     OuterProducts,
     PerExample,
-    Workspace,
     accurate,
     detached,
     gram_is_cheaper,
@@ -30,6 +30,7 @@ from pdpsgd.gradients.per_example import (
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 from pdpsgd.gradients.sums import CACHE, position_sums, row_squared_norms, weighted_sum
+from pdpsgd.gradients.workspace import Workspace
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -70,12 +71,14 @@ def _recorded(
 ) -> Tensor:
     settings, geometry = _settings(module), geometry_of(module)
 
-    def gradients(output_gradient: Tensor) -> Gradient:
+    def check() -> None:
         if _settings(module) != settings:
             fail(
                 f"The kernel size, stride, padding, dilation or groups of {site.name} were changed between its use and "
                 f"optimizer.step(): from {settings} to {_settings(module)}. Change them after the step."
             )
+
+    def gradients(output_gradient: Tensor) -> Gradient:
         given = accurate(output_gradient)
         if module.weight.requires_grad:
             both = accurate(inputs), given
@@ -84,7 +87,7 @@ def _recorded(
         if module.bias is not None and module.bias.requires_grad:
             yield module.bias, Materialized(bias_gradient(given), module.bias.shape)
 
-    return site.record(outputs, inputs, gradients)
+    return site.record(outputs, inputs, gradients, check)
 
 
 def _settings(module: Convolution | TransposedConvolution) -> tuple[object, ...]:
@@ -141,7 +144,10 @@ class CompiledKernels(PerExample):
 
     def squared_norms(self) -> Tensor:
         """Of the gradients, which are kept if there is room."""
-        self._kept = self._workspace.keep((self.batch_size, self.shape.numel()), self._inputs)
+        return self._materialized()
+
+    def _materialized(self, let_go: int = 0) -> Tensor:
+        self._kept = self._workspace.keep((self.batch_size, self.shape.numel()), self._inputs, let_go)
         chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
         return torch.cat([self._compute(*chunk)[1] for chunk in chunks])
 
@@ -162,6 +168,15 @@ class CompiledKernels(PerExample):
         rows = examples if self.groups is None else examples[self.groups.owner]
         inputs, gradient = zero_rows(self._inputs, rows), zero_rows(self._output_gradient, rows)
         return CompiledKernels(self._geometry, inputs, gradient, self._workspace, self.groups)
+
+    def settled(self) -> PerExample | None:
+        """Materialize, if there is room."""
+        let_go = self._inputs.numel() + self._output_gradient.numel()
+        if not self._workspace.has_room((self.batch_size, self.shape.numel()), let_go):
+            return None
+        geometry, by_columns, squares = self._geometry, self._by_columns, self._materialized(let_go)
+        assert self._kept is not None
+        return Kept(self._kept, squares, self.shape, lambda rows: in_kernel_order(geometry, rows, by_columns))
 
     def over(self, groups: Groups) -> CompiledKernels:
         """Return the sums over people's rows."""

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from pdpsgd.gradients._torch import is_eager, pytree, version_of
-from pdpsgd.gradients.geometry import Geometry
+from pdpsgd.gradients.geometry import Geometry, channels_last
 from pdpsgd.gradients.per_example import (
     Gradient,
     Materialized,
@@ -35,6 +35,8 @@ from pdpsgd.gradients.rules.convolution import bias_gradient, kernel_gradient
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+# Numbers that are passed back at once: several times as many are on the way, and all of them fit into the cache.
+AT_ONCE = 1 << 18
 # What may be asked of an input: nothing that depends on its numbers.
 _HARMLESS = (
     Tensor.dim,
@@ -59,6 +61,8 @@ class EffectiveWeight:
         inputs = self._site.batched(args[0])
         if not len(inputs):
             return None
+        if self._site.recorder.channels_last and isinstance(self._module, nn.Conv2d) and inputs.dim() == 4:
+            inputs = channels_last(inputs)
         leaves = {
             parameter: parameter.detach().requires_grad_()
             for parameter in self._module.parameters()
@@ -185,9 +189,10 @@ def _pulled_back(value: Tensor, gradient: PerExample, leaves: dict[nn.Parameter,
         if value is leaf:
             yield parameter, gradient
             return
+    size, many = gradient.batch_size, max(1, AT_ONCE // max(1, gradient.shape.numel()))
     parts = [
-        _backward(value, list(leaves.values()), gradient.materialize(*chunk))
-        for chunk in gradient.in_chunks()
+        _backward(value, list(leaves.values()), gradient.materialize(first, min(first + many, size)))
+        for first in range(0, size, many)
     ]
     for parameter, rows in zip(leaves, zip(*parts, strict=True), strict=True):
         if rows[0] is not None:
