@@ -79,7 +79,11 @@ def test_a_plan_changed_after_its_proof_is_verified_and_refused(private):
     )
     longer = replace(made, rounds=made.rounds * 2)
     bolder = replace(made, levels=tuple(replace(x, proven_epsilon=0.1) for x in made.levels))
-    for changed in (quieter, longer, bolder, replace(bolder, accountant="gdp")):
+    # Python gives a number and the same times 2^-61 one hash.
+    hidden = replace(
+        made, rounds=tuple(replace(r, noise_multiplier=r.noise_multiplier * 2.0**-61) for r in made.rounds)
+    )
+    for changed in (quieter, longer, hidden, bolder, replace(bolder, accountant="gdp")):
         assert not changed.is_proven_here
         with pytest.raises(PromiseBroken):
             private(plan=changed)

@@ -16,6 +16,7 @@ DIGITS = load("digits")
 PEOPLE = DIGITS.train_inputs[:1000], DIGITS.train_targets[:1000]
 PUBLIC = DIGITS.train_inputs[1000:]
 BUDGETS = Budgets.from_tiers({4.0: 0.5, 8.0: 0.5}, 1000, shuffle=0)
+FEATURES = PUBLIC[0].numel()
 SETTINGS = VoteSettings().enlarged(100 / 250)
 
 
@@ -135,3 +136,28 @@ def test_teachers_and_student_may_be_networks_and_a_seed_repeats_them() -> None:
 def test_a_network_of_other_classes_is_refused_before_anything_is_begun() -> None:
     with pytest.raises(PdpsgdError, match="gives 10 numbers"):
         run(network=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)))
+
+
+@pytest.mark.parametrize("shares", ["all", "a layer", "statistics"])
+def test_networks_that_share_what_they_learn_are_refused(shares: str) -> None:
+    """One network for all teachers has everybody's records in it, and so has the student that it then is."""
+    whole = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(FEATURES, 10))
+    norm = torch.nn.BatchNorm1d(FEATURES).requires_grad_(False)
+
+    def make() -> torch.nn.Module:
+        if shares == "all":
+            return whole
+        first = whole[1] if shares == "a layer" else torch.nn.Linear(FEATURES, 10)
+        parts = [torch.nn.Flatten(), *([norm] if shares == "statistics" else []), first]
+        return torch.nn.Sequential(*parts)
+
+    with pytest.raises(PdpsgdError, match="makes a new network each time"):
+        run(network=make)
+
+
+def test_networks_may_share_what_is_frozen() -> None:
+    frozen = torch.nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+    found = run(
+        network=lambda: torch.nn.Sequential(torch.nn.Flatten(), frozen, torch.nn.Linear(FEATURES, 10))
+    )
+    assert found.verdict.outcome == "holds for all"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -192,3 +194,33 @@ def test_shake_words_are_those_of_the_standard_library() -> None:
     words = generator_of(SHAKE, KEY).random_raw(300).astype("<u8").tobytes()
     assert words[:1088] == hashlib.shake_256(KEY + bytes(8)).digest(1088)
     assert words[1088:2176] == hashlib.shake_256(KEY + b"\1" + bytes(7)).digest(1088)
+
+
+def _in_a_copy_of_this_process(act: Callable[[], object]) -> str:
+    """Return what a forked process says of an act: nothing, or the error's first words."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            act()
+        except BaseException as error:
+            os.write(writing, str(error)[:60].encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(process, 0)
+    with os.fdopen(reading) as said:
+        return said.read()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system copies no processes")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_copy_of_the_process_gives_out_no_noise() -> None:
+    source = RandomSource.from_operating_system()
+    totals = [torch.zeros(4, dtype=torch.int64)]
+
+    def release() -> None:
+        source.release(totals, clipping_norm=1.0, noise_multiplier=1.0, step=0)
+
+    assert _in_a_copy_of_this_process(release).startswith("Expected noise to be given out by the process")
+    release()
+    assert _in_a_copy_of_this_process(lambda: source.draw_generator(step=1)) == ""

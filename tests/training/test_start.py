@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,16 @@ def test_what_starts_from_a_model_that_is_not_for_release_is_not_either(problem,
     assert not again.verdict.is_for_release
     last = problem.fit(start=tmp_path / "next", seed=None)
     assert [reason.code for reason in last.verdict.reasons] == ["start"]
+
+
+@pytest.mark.parametrize("place", ["public", "public/model.safetensors", "copy", "copy/model.safetensors"])
+def test_the_verdict_of_a_start_stays_with_its_weights(problem, tmp_path, place):
+    for name, seed in (("guessable", 1), ("sound", None)):
+        problem.fit(run_folder=tmp_path / name, seed=seed)
+        shutil.copytree(tmp_path / name / "public", tmp_path / name / "copy")
+        (tmp_path / name / "copy" / "result.json").unlink()
+        found = problem.fit(start=tmp_path / name / place, seed=None).verdict
+        assert [reason.code for reason in found.reasons] == (["start"] if seed else [])
 
 
 def test_any_safetensors_file_will_do(problem, tmp_path):

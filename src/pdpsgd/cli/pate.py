@@ -350,9 +350,8 @@ def _write(folder: RunFolder, result: TrainingResult, inputs: TrainingInputs, pr
     if inputs.schema is not None:
         folder.write_schema(inputs.schema)
     folder.write_history(())
-    folder.write_model(
-        result.model, describe_model(result.models, inputs, {"model": result.settings["model"]})
-    )
+    described = describe_model(result.models, inputs, {"model": result.settings["model"]})
+    folder.write_model(result.model, replace(described, not_for_release=result.verdict.against_release))
     folder.write_promises(result.plan, promised)
     folder.write_result(result.to_dict())
 

@@ -19,7 +19,13 @@ from pdpsgd.models.networks import linear_model
 from pdpsgd.models.pretraining import start_at_zero
 from pdpsgd.pate.plans import VotePlan, plan_votes
 from pdpsgd.pate.student import ask_about, spread_labels, train_student
-from pdpsgd.pate.teachers import assign_people, train_network_teachers, train_ridge_teachers, vote_counts
+from pdpsgd.pate.teachers import (
+    assign_people,
+    check_makes_new_networks,
+    train_network_teachers,
+    train_ridge_teachers,
+    vote_counts,
+)
 from pdpsgd.pate.votes import Answers, answer_queries
 from pdpsgd.planning.plans import Plan
 from pdpsgd.planning.verdict import Verdict, verdict
@@ -154,7 +160,8 @@ def _check(inputs: Tensor, targets: Tensor, budgets: Budgets, public: Tensor, cl
 
 
 def _check_network(network: Callable[[], nn.Module], public: Tensor, classes: int) -> None:
-    """Refuse a network that does not fit, before anything is begun."""
+    """Refuse a network that does not fit, or is the same each time, before anything is begun."""
+    check_makes_new_networks(network)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         found = network().eval()(public[:1])
     if tuple(found.shape) != (1, classes):

@@ -167,10 +167,11 @@ def train_network_teachers(
     """Train a network for each teacher, one after the other, and have it label the public examples.
 
     Guarantee: a teacher's labels follow from its own people's records and its own random numbers: these are seeded
-    anew for each teacher, so that nobody's record moves another teacher's.
+    anew for each teacher, so that nobody's record moves another teacher's. Networks that share what training moves are
+    refused.
 
     Args:
-        make: makes a network that gives one number for each class; its weights are drawn from torch's generator.
+        make: makes a new network that gives one number for each class; its weights are drawn from torch's generator.
         teachers: who learns from whom.
         inputs: everybody's record, one row per person on the list; rows that are not finite are left out.
         targets: everybody's class.
@@ -182,6 +183,7 @@ def train_network_teachers(
         The class that each teacher gives each public example: (teachers, examples). Sensitive.
     """
     settings = settings or NetworkTraining()
+    check_makes_new_networks(make)
     found = np.full((len(teachers), len(public)), NOTHING_LEARNED, dtype=np.int64)
     first = int(torch.randint(2**62, ()))
     for number, teacher in enumerate(teachers):
@@ -196,6 +198,26 @@ def train_network_teachers(
         if progress is not None:
             progress(number + 1, len(teachers))
     return found
+
+
+def check_makes_new_networks(make: Callable[[], nn.Module]) -> None:
+    """Refuse a function whose networks share what training moves: teachers would learn from each other's people."""
+    with torch.random.fork_rng(devices=[]):
+        first, second = make(), make()
+    shared = _moved_by_training(first) & _moved_by_training(second)
+    if first is second or shared:
+        fail(
+            "Expected a function that makes a new network each time, so that no teacher, nor the student, has what "
+            "another has learned. Got the same network, or shared weights, twice: build it inside, as in "
+            "network=lambda: Network(), not network=lambda: network."
+        )
+
+
+def _moved_by_training(network: nn.Module) -> set[int]:
+    """Return where the weights that are trained lie, and the statistics that layers keep."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    kept = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+    return {tensor.data_ptr() for tensor in (*trained, *kept) if tensor.numel()}
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ SOUND = "sound"
 NEIGHBOURS = "add-or-remove"
 
 
-_PROVEN: set[int] = set()
+_PROVEN: set[tuple[Any, ...]] = set()
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ class Plan:
         return self
 
     @cached_property
-    def _content(self) -> int:
-        """A fingerprint of all that a proof depends on."""
+    def _content(self) -> tuple[Any, ...]:
+        """All that a proof depends on: compared as it is, as numbers that differ may have the same hash."""
         levels = tuple((x.epsilon, x.delta, x.proven_epsilon, x.history) for x in self.levels)
         exposures = tuple(tuple(r.exposure(index) for index in range(len(levels))) for r in self.rounds)
-        return hash((levels, exposures, self.bookkeeping, self.not_for_release, self.neighbours))
+        return levels, exposures, self.bookkeeping, self.not_for_release, self.neighbours
 
     def _fields(self) -> dict[str, Any]:
         """What the plan's file says, apart from who its people are."""

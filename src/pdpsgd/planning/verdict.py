@@ -74,6 +74,11 @@ class Verdict:
         why = [reason.sentence.rstrip(".") for reason in self.reasons if reason.people is None]
         return f"{'; '.join(why)}: not for release"
 
+    @property
+    def against_release(self) -> str | None:
+        """Why the result is not for release, as sentences; None if it is for release."""
+        return None if self.is_for_release else " ".join(self.sentences)
+
     def with_reason(self, code: str, sentence: str) -> Verdict:
         """Return the verdict with one more reason against a release, which came up later."""
         return replace(self, outcome=NOT_FOR_RELEASE, reasons=(Reason(code, sentence), *self.reasons))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ def _write(
     place.write_plan(plan)
     place.write_settings(result.settings)
     place.write_history([])
-    place.write_model(engine.module, description)
+    place.write_model(engine.module, replace(description, not_for_release=result.verdict.against_release))
     promised = _promised(engine)
     if promised is not None:
         place.write_promises(plan, promised)

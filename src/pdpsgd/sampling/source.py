@@ -9,6 +9,7 @@ no noise at all), so a key is secret, belongs to one run, and is erased when the
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -61,6 +62,7 @@ class RandomSource:
         self._erased = False
         self._taken = False
         self._next_noise_step = 0
+        self._process = os.getpid()
         self.name = name_of_key(key)
         self.seeded = seeded
         self.algorithm = choose_algorithm(secure=secure, wanted=algorithm)
@@ -187,8 +189,8 @@ class RandomSource:
     ) -> list[torch.Tensor]:
         """Add the one noise vector of the step to integer sums, and give the results as floating-point numbers.
 
-        The noise of a step is given out once. Asking again, or for an earlier step, is refused: the same noise on
-        other gradients would reveal their difference.
+        The noise of a step is given out once. Asking again, or for an earlier step, or in a copy of the process (a
+        fork), is refused: the same noise on other gradients would reveal their difference.
 
         Args:
             quantized: The totals over all ranks, as `pdpsgd.sampling.noise.quantize` makes them: int64, any shapes.
@@ -229,6 +231,12 @@ class RandomSource:
 
     def _noise_generators(self, step: int) -> tuple[BitGenerator, BitGenerator]:
         """Return the words of a step's noise, once: those of all pairs, and those that continue a radius."""
+        if os.getpid() != self._process:
+            fail(
+                "Expected noise to be given out by the process that made the run private. Got another one, a copy of "
+                "it (a fork): both would use the same noise, on gradients that may differ. Call make_private in the "
+                "process that trains."
+            )
         if step < self._next_noise_step:
             fail(
                 f"Expected step >= {self._next_noise_step}: earlier noise was given out; on other gradients "

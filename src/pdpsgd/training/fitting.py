@@ -525,7 +525,8 @@ def _finish(
     if folder is not None and engine.ranks.first:
         folder.write_history(trainer.history)
         described = describe_model(models, inputs, trainer.description)
-        folder.write_model(model, replace(described, calibration=calibration))
+        against = result.verdict.against_release
+        folder.write_model(model, replace(described, calibration=calibration, not_for_release=against))
         promised = inputs.budgets if reservation is None else reservation.promises()
         if promised is not None and not inputs.rehearsal:
             folder.write_promises(plan, promised)

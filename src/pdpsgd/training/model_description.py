@@ -35,6 +35,7 @@ _SHAPE = {
     "label_range": Optional([Range()]),
     "features": Optional(str),
     "encoder": Optional(ENCODER),
+    "not_for_release": Optional(str),
     "calibration": Optional({"temperature": Range(1e-4, 1e4), "bias": [Range()], "fitted_on": str}),
     "inputs": Optional({"shape": Nullable([_SIZE])}),
     "network": {
@@ -101,6 +102,7 @@ class ModelDescription:
     """A model but for its weights: what it is given, what it is, and what its answers mean.
 
     `encoder` is what reads texts, by its description (`models.encoders`), with adapters or without.
+    `not_for_release` says why the model is not, where that is so: it stays with the weights wherever they are copied.
     `shape` is that of one record before `features` are made of it. `confirmed` is false where ranges, categories or
     classes were read from the data, which no promise covers: such a description is not public.
     """
@@ -116,6 +118,7 @@ class ModelDescription:
     confirmed: bool = True
     withheld: bool = False
     calibration: Calibration | None = None
+    not_for_release: str | None = None
 
     @property
     def label(self) -> str | None:
@@ -146,6 +149,7 @@ class ModelDescription:
             if self.withheld
             else {"shape": _listed(self.shape), **self.preprocessing.to_dict()},
             "features": self.features,
+            **({} if self.not_for_release is None else {"not_for_release": self.not_for_release}),
             **({} if self.encoder is None else {"encoder": dict(self.encoder)}),
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "network": {
@@ -206,6 +210,7 @@ class ModelDescription:
             confirmed=content["confirmed"],
             withheld=inputs is None,
             calibration=None if fitted is None else Calibration.from_dict(fitted),
+            not_for_release=content.get("not_for_release"),
         )
 
 

@@ -107,9 +107,10 @@ def find_start(path: str | os.PathLike[str]) -> Start:
             f"{description.network.models} models."
         )
     name = place.resolve().name if place.is_dir() else weights.name
-    folder = RunFolder(place)
-    if not folder.public.is_dir():
-        return Start(weights, description, {"name": name, "sha256": digest_of(weights)})
+    folder = _folder_of(place, weights)
+    if folder is None:  # weights alone say by themselves what speaks against them
+        alone = {"name": name, "sha256": digest_of(weights)}
+        return Start(weights, description, alone, description.not_for_release)
     verdict = folder.read_result().get("verdict") or {}
     earlier = folder.read_settings().get("started_from")
     lineage = {
@@ -120,6 +121,14 @@ def find_start(path: str | os.PathLike[str]) -> Start:
     }
     unfit = str(verdict.get("text")) if verdict.get("outcome") in (None, NOT_FOR_RELEASE) else None
     return Start(weights, description, lineage, unfit)
+
+
+def _folder_of(place: Path, weights: Path) -> RunFolder | None:
+    """Find the run folder that weights lie in; None where they were copied from it."""
+    if RunFolder(place).public.is_dir():
+        return RunFolder(place)
+    around = RunFolder(weights.resolve().parents[1])
+    return around if around.finished and around.model.resolve() == weights.resolve() else None
 
 
 def _how_read(
