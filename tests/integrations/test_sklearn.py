@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import polars
 import pytest
 
 pytest.importorskip("sklearn", minversion="1.6", reason="scikit-learn 1.6 is not installed")
+from joblib import Parallel, delayed
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
@@ -228,10 +230,12 @@ def test_a_step_that_is_fitted_on_private_data_is_warned_of(patients: dict[str, 
     inside = ColumnTransformer([("scale", StandardScaler(), ["mean radius"])], remainder="passthrough")
     for step, name in ((StandardScaler(), "standardscaler"), (inside, "columntransformer")):
         pipe = make_pipeline(step, last.set_params(random_state=None))
+        forget_fits()
         with pytest.warns(UserWarning, match=f"fitted step '{name}' of the pipeline.*FrozenEstimator"):
             pipe.fit(few, patients["y"])
         assert pipe[-1].verdict_.outcome == "not for release"
     outer = make_pipeline(StandardScaler(), make_pipeline(Normalizer(), last))
+    forget_fits()
     with pytest.warns(UserWarning, match="fitted step 'standardscaler'"):
         outer.fit(few, patients["y"])
 
@@ -395,3 +399,116 @@ def test_settings_do_not_tell_whether_somebody_has_several_rows() -> None:
         found.append({**made.result_.settings, "plan": made.plan_.digest})
     assert found[0] == found[1]
     assert found[0]["records_per_person"] == 1
+
+
+NUMBERS = np.random.default_rng(3).normal(size=(300, 3))
+CLASSES = (NUMBERS[:, 0] > 0).astype(int)
+
+
+def small(**more: Any) -> PersonalizedClassifier:
+    chosen = {"feature_ranges": (-40, 40), "classes": [0, 1], "model": "linear", "steps": 5, "epsilon": 1.0}
+    return PersonalizedClassifier(**{**chosen, **more})
+
+
+def in_a_pipeline(*steps: Any) -> PersonalizedClassifier:
+    made = small()
+    make_pipeline(*steps, made).fit(NUMBERS, CLASSES)
+    return made
+
+
+def kept(X: Any) -> Any:
+    return X
+
+
+def scaled_by_its_own(X: Any) -> Any:
+    return (X - X.mean(0)) / (X.std(0) + 1)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ColumnTransformer([("kept", "passthrough", [0])], remainder=StandardScaler()),
+        FunctionTransformer(scaled_by_its_own),
+        make_pipeline(FunctionTransformer(kept), FunctionTransformer(scaled_by_its_own)),
+        ColumnTransformer(
+            [("scaled", FunctionTransformer(scaled_by_its_own), [0, 1])], remainder="passthrough"
+        ),
+    ],
+    ids=["remainder", "function", "nested", "columns"],
+)
+def test_what_looks_at_other_rows_learns(step: Any) -> None:
+    with pytest.warns(UserWarning, match="not for release"):
+        made = in_a_pipeline(step)
+    assert reasons(made) == ["schema-from-data"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ColumnTransformer([("kept", "passthrough", [0])], remainder="passthrough"),
+        FunctionTransformer(np.tanh),
+        FunctionTransformer(lambda X: np.where(X > 3, 3, X)),
+        ColumnTransformer(
+            [("log", FunctionTransformer(np.cbrt), [0, 1])], remainder=FunctionTransformer(np.tanh)
+        ),
+    ],
+    ids=["remainder", "function", "own function", "columns"],
+)
+def test_what_looks_at_each_row_by_itself_does_not(step: Any) -> None:
+    assert in_a_pipeline(step).verdict_.outcome == HOLDS
+
+
+def test_a_target_that_is_scaled_by_its_own_mean_is_learned() -> None:
+    for function, codes in ((lambda y: (y - y.mean()) / 2, ["schema-from-data"]), (lambda y: y / 2, [])):
+        forget_fits()
+        made = PersonalizedRegressor(
+            epsilon=2.0, feature_ranges=(-4, 4), label_range=(-9, 9), model="linear", steps=5
+        )
+        around = TransformedTargetRegressor(
+            made, func=function, inverse_func=lambda y: 2 * y, check_inverse=False
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            around.fit(NUMBERS, 2 * NUMBERS[:, 0])
+        assert reasons(around.regressor_) == codes
+
+
+@pytest.mark.parametrize("change", ["scaled", "turned round", "other columns", "a frame"])
+def test_the_same_people_are_known_by_the_order_in_a_column(change: str) -> None:
+    given = {
+        "scaled": 3 * NUMBERS + 1,
+        "turned round": -NUMBERS,
+        "other columns": np.column_stack((NUMBERS[:, 0], np.sin(NUMBERS[:, 1]))),
+        "a frame": pandas.DataFrame({"first": NUMBERS[:, 0] / 7}),
+    }[change]
+    assert small().fit(NUMBERS, CLASSES).verdict_.outcome == HOLDS
+    with pytest.warns(UserWarning, match="an earlier fit of this process"):
+        assert reasons(small().fit(given, CLASSES)) == ["other-fits"]
+
+
+def test_sorted_columns_and_columns_of_few_numbers_say_nothing() -> None:
+    for rows in (
+        np.sort(NUMBERS, axis=0),
+        np.round(np.sort(NUMBERS[::-1], axis=0)),
+        1.0 + np.sort(NUMBERS, axis=0),
+    ):
+        assert small().fit(rows, CLASSES).verdict_.outcome == HOLDS
+
+
+def test_of_fits_in_threads_one_holds() -> None:
+    def fitted(rate: float) -> str:
+        return str(small(learning_rate=rate).fit(NUMBERS, CLASSES).verdict_.outcome)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Parallel(n_jobs=3, backend="threading")(delayed(fitted)(rate) for rate in (0.1, 0.2, 0.3))
+    assert found.count(HOLDS) == 1
+
+
+def test_a_fit_that_fails_is_none() -> None:
+    def no_network(features: int, outputs: int) -> Any:
+        raise KeyError(features)
+
+    with pytest.raises(KeyError):
+        small(model=no_network).fit(NUMBERS, CLASSES)
+    assert small().fit(NUMBERS, CLASSES).verdict_.outcome == HOLDS

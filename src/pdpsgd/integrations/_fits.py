@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.1
 """Of the smaller of two fits' rows that have an equal in the other, before it is asked whether chance explains them."""
+FEWEST = 16
+"""Rows that a column needs to be known by its order."""
 ONE_FIT = ("base", "pipeline", "utils", "frozen", "compose")
 """Modules of scikit-learn that fit what they are given once; `_pipelines` says what they learn."""
 
@@ -35,9 +38,10 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """One fit: the digests of its rows and, where people are named, of their ids; what it cost at most."""
+    """One fit: digests of its rows, of their order by columns and, where people are named, of ids; its cost at most."""
 
     rows: WordArray
+    orders: frozenset[int]
     people: frozenset[int] | None
     epsilon: float
 
@@ -46,12 +50,17 @@ class Fit:
         """Describe a fit of these rows, an array or a frame, by a plan."""
         ids = frozenset(hash((_SEED, str(name))) for name in people.ids.tolist()) if people.named else None
         costs = [x.epsilon if x.proven_epsilon is None else x.proven_epsilon for x in plan.levels if x.people]
-        return cls(digests_of(rows), ids, max(costs))
+        return cls(digests_of(rows), orders_of(rows), ids, max(costs))
 
     def shares_people_with(self, other: Fit) -> bool:
-        """Tell whether somebody is in both: by ids where both have them, else by rows, more than by chance."""
+        """Tell whether somebody is in both: by ids where both have them, else by rows, more than by chance.
+
+        Or by a column in which rows stand in the same order, whatever it was scaled by and whatever is beside it.
+        """
         if self.people is not None and other.people is not None:
             return not self.people.isdisjoint(other.people)
+        if not self.orders.isdisjoint(other.orders):
+            return True
         few, many = sorted((self.rows, other.rows), key=len)
         return bool(more_than_chance(many, few, share=SHARE))
 
@@ -67,10 +76,39 @@ def digests_of(rows: Any) -> WordArray:
     return row_digests((torch.from_numpy(whole),), seed=_SEED)
 
 
-def remember(fit: Fit) -> None:
-    """Remember a fit for as long as the process lasts."""
+def orders_of(rows: Any) -> frozenset[int]:
+    """Digest the order of rows by each column in which most differ; sorted columns say nothing of whose rows they are.
+
+    Two columns of other people have one order with a chance below 1e-10, and one that is scaled has that of before.
+    """
+    columns = rows.T if isinstance(rows, np.ndarray) else (rows[name].to_numpy() for name in rows.columns)
+    found = set()
+    for column in columns:
+        if column.dtype.kind not in "fiu" or len(column) < FEWEST or not np.isfinite(column).all():
+            continue
+        values, place = np.unique(column, return_inverse=True)
+        moves = np.diff(place)
+        if 2 * len(values) >= len(column) and (moves < 0).any() and (moves > 0).any():
+            both = place.astype(np.int64).tobytes(), (len(values) - 1 - place).astype(np.int64).tobytes()
+            found.add(hash((_SEED, min(both))))
+    return frozenset(found)
+
+
+@contextmanager
+def counted(fit: Fit) -> Iterator[str | None]:
+    """Count a fit from its beginning on, for as long as the process lasts; one that fails has not been.
+
+    Yields what `other_fits` says of it: of two at once, in threads, the second is told of the first.
+    """
     with _LOCK:
+        said = other_fits(fit)
         _FITS.append(fit)
+    try:
+        yield said
+    except BaseException:
+        with _LOCK:
+            _FITS.remove(fit)
+        raise
 
 
 def forget_fits() -> None:

@@ -42,10 +42,9 @@ except ImportError as error:  # pragma: no cover
 
 from pdpsgd.integrations._fits import (
     Fit,
+    counted,
     digests_of,
     learning_from_outputs,
-    other_fits,
-    remember,
     was_trained_on,
 )
 from pdpsgd.integrations._pipelines import learning_steps
@@ -191,14 +190,13 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             accountant=self.accountant,
         )
         now = Fit.of(rows, people, self.plan_)
-        others = other_fits(now)
-        if others is not None:
-            warn(f"{others} The model is not for release.")
-        inputs = replace(inputs, other_fits=others)
         seed = None
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with _seeded(seed):
+        with counted(now) as others, _seeded(seed):
+            if others is not None:
+                warn(f"{others} The model is not for release.")
+            inputs = replace(inputs, other_fits=others)
             network = self._network(inputs.input_shape[0], outputs)
             rate = self.learning_rate
             if rate is None:
@@ -215,7 +213,6 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             )
         self.network_ = self.result_.model.eval()
         self.verdict_ = self.result_.verdict
-        remember(now)
         _FIT_OF[self] = now
 
     _share_of_rate = 1.0
