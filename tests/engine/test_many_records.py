@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pdpsgd.engine.batches import PhysicalBatch
+from pdpsgd.engine.layout import Layout
 from pdpsgd.engine.noising import Recording, WithoutNoise, released_by
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
@@ -109,6 +111,39 @@ def test_physical_batches_are_cut_between_people_and_change_nothing(private: Mak
         steps[batch.step] += [int(WHOSE[n]) for n in batch.records if n >= 0]
     for people in steps.values():
         assert max(np.bincount(people)) <= most
+
+
+def physical_batches(private: Make, steps: int, *, rate: float = 0.7, **options: Any) -> list[PhysicalBatch]:
+    """What would be yielded at so many steps."""
+    run = many(private, plan=make_plan(people=PEOPLE, rates=(rate,), steps=steps), **options)
+    return [batch for step in range(steps) for batch in run.engine.execution._sample(step)]
+
+
+def test_cuts_are_after_a_number_of_people_that_k_alone_decides(private: Make) -> None:
+    """With one person more or less, nobody else goes from one physical batch to another, but for the last one."""
+    steps: dict[int, list[int]] = {}
+    for batch in physical_batches(private, 60, max_physical_batch_size=20):
+        steps.setdefault(batch.step, []).append(int((batch.people >= 0).sum()))
+    assert len({len(cuts) for cuts in steps.values()}) > 1
+    for cuts in steps.values():
+        assert set(cuts[:-1]) <= {5}
+        assert cuts[-1] <= 5
+
+
+def test_physical_batches_have_rows_as_the_layout_wants_them(private: Make) -> None:
+    run = many(private, max_physical_batch_size=22)  # not a multiple of what rows are a multiple of
+    run.engine.execution.layout = Layout(multiple=16, limit=22)
+    sizes = {batch.size for step in range(4) for batch in run.engine.execution._sample(step)}
+    assert sizes <= {16, 20}  # the largest of them are as many as Layout.at_once
+
+
+def test_people_stand_in_a_uniform_order(private: Make) -> None:
+    """Chi-square of who stands where, as for random permutations; false alarm 1e-6."""
+    steps, counts = 3000, np.zeros((PEOPLE, PEOPLE))
+    for batch in physical_batches(private, steps, rate=1.0):
+        counts[batch.people[batch.people >= 0], np.arange(PEOPLE)] += 1
+    statistic = (PEOPLE - 1) / steps * np.square(counts - steps / PEOPLE).sum()
+    assert stats.chi2((PEOPLE - 1) ** 2).sf(statistic) > 1e-6
 
 
 def test_one_record_each_by_k_is_as_it_was_without_k(private: Make) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.weights import clip_limits, clip_weights, weigh
 
 
@@ -224,6 +225,22 @@ def test_compiled_weights_clip_as_well_and_are_those_of_the_formula(
     finite = norms.isfinite()
     assert bool((found.weights[~finite] == 0).all())
     assert bool((found.weights * norms <= clip_norms)[finite].all())
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_weights_of_people_are_those_of_the_mean_over_their_rows(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squares = torch.tensor([4.0, 9.0, 1e-40, float("inf")], dtype=torch.float64)
+    clip_norms, starts = torch.tensor([0.5, 2.0, 1.0, 1.0], dtype=kind), torch.tensor([0, 3, 4, 6, 11])
+    found = weigh(squares, clip_norms, 2.0, 8.0, starts)
+    norms = squares.sqrt() * 8.0 / torch.tensor([3, 1, 2, 5])
+    assert torch.allclose(found.norms, norms, rtol=1e-15, atol=0)
+    assert torch.allclose(found.weights, clip_weights(norms, clip_norms, 2.0), rtol=1e-12, atol=0)
+    monkeypatch.setattr(native, "library", lambda: None)
+    plain = weigh(squares, clip_norms, 2.0, 8.0, starts)
+    for one, other in zip(found.__dict__.values(), plain.__dict__.values(), strict=True):
+        assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(300, 40), (20, 6, 40)])

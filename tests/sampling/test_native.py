@@ -21,6 +21,7 @@ from pdpsgd.sampling.native import dispatch
 from pdpsgd.sampling.native.calls import AesWords
 from pdpsgd.sampling.native.self_check import KNOWN_ANSWERS, agrees_with_numpy
 from pdpsgd.sampling.noise import quantize
+from pdpsgd.sampling.record_choice import RecordsOfPeople
 from pdpsgd.sampling.source import RandomSource
 
 KEY = bytes(range(32))
@@ -47,6 +48,9 @@ def everything(source: RandomSource) -> list[np.ndarray]:
     released = source.release(totals, clipping_norm=1.3, noise_multiplier=0.7, step=4, out=outs)
     words = [source.draw_generator(step=1).random_raw(77), source.round_generator(round=2).random_raw(5)]
     words.append(source.record_words(step=3, people=np.array([7, 0, 10**6]), count=5))
+    held = RecordsOfPeople.of(np.repeat(np.arange(50), np.arange(50) % 13), people=50)
+    for most in (1, 4, 7, 1000):
+        words += held.choose(np.array([40, 0, 12, 13, 49, 3, 25]), most=most, source=source, step=9)
     return [*words, *(one.numpy() for one in released)]
 
 

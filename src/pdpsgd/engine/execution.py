@@ -16,7 +16,7 @@ import torch
 
 from pdpsgd._typing import IntArray
 from pdpsgd.engine.batches import PhysicalBatch
-from pdpsgd.engine.layout import NOBODY, Layout
+from pdpsgd.engine.layout import NOBODY, Layout, order_of
 from pdpsgd.errors import fail
 from pdpsgd.sampling.record_choice import NO_RECORD
 from pdpsgd.sampling.sampler import PoissonSampler, steps_at_once
@@ -178,9 +178,8 @@ class Execution:
         if step not in self._ahead:
             # Several steps at once, where batches are small: between steps, everything is out of the cache.
             index = self.round_index(step)
-            most = 1 if self._many is None else self._many.most
-            several = steps_at_once(self.plan.rounds[index].expected_batch_size * most)
-            sample = self._sample_one if most == 1 else self._sample_many
+            several = steps_at_once(self.plan.rounds[index].expected_batch_size)
+            sample = self._sample_one if self._many is None or self._many.most == 1 else self._sample_many
             self._ahead = {
                 number: sample(number, index)
                 for number in range(step, min(step + several, self._ends[index]))
@@ -222,6 +221,8 @@ class Execution:
     def _sample_many(self, step: int, round: int) -> list[PhysicalBatch]:
         assert self._many is not None
         people = self.sampler.draw(step)
+        words = self.source.place_words(step=step, rank=self._rank, count=len(people))
+        people = people[order_of(words)]
         norms = self._norm_of_level[round][self._level_of_person[people]]
         pieces = list(self._many.pieces(people, norms, source=self.source, step=step, layout=self.layout))
         seed = self.seed(step, purpose="fetch")

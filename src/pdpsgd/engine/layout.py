@@ -68,7 +68,7 @@ class Layout:
         lane, but for one of them, in whose place person i stands, and who stands at the end of the lane instead.
         (Words are taken to differ: for n people they do but for n^2 2^-61.)
         """
-        order = np.argsort(words >> np.uint64(3), kind="stable")
+        order = order_of(words)
         if self.lanes == 1:
             places = np.empty(len(words), dtype=np.int64)
             places[order] = np.arange(len(words))
@@ -79,3 +79,8 @@ class Layout:
             members = order[lane[order] == number]
             places[members] = number + self.lanes * np.arange(len(members))
         return places
+
+
+def order_of(words: WordArray) -> IntArray:
+    """Return people in a uniform order: who is first, who is next; one uniform word each."""
+    return np.argsort(words >> np.uint64(3), kind="stable")

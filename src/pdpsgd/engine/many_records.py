@@ -77,30 +77,34 @@ class ManyRecords:
     ) -> Iterator[Piece]:
         """Choose records of the people who were sampled, and cut the step between people.
 
-        Guarantee: cuts depend on how many people were sampled and on K alone; somebody without records has a row of
-        weight 0; what is chosen of everybody else is the same whoever supplied how many records; and so are the lanes
-        of their rows: everybody's rows begin in lane 0.
+        Guarantee: cuts are after a number of people that K alone decides, so with people in a uniform order, one more
+        of them changes where one other person stands; somebody without records has a row of weight 0; what is chosen
+        of everybody else is the same whoever supplied how many records; and so are the lanes of their rows:
+        everybody's rows begin in lane 0.
 
         Args:
-            people: Places on the list.
+            people: Places on the list, in a uniform order.
             clip_norms: The clipping norm of each of them.
             source: The run's randomness.
             step: The step's number, counted from 0 over the whole plan.
             layout: How many rows there may be, and how many lanes.
         """
         records, starts = self.of_people.choose(people, most=self.most, source=source, step=step)
-        norms = np.where(records[starts[:-1]] == NO_RECORD, 0, clip_norms).astype(clip_norms.dtype)
-        lanes = layout.lanes if self._limit is None or self._in_lanes(layout.lanes) <= self._limit else 1
+        norms = clip_norms.copy()
+        norms[records[starts[:-1]] == NO_RECORD] = 0
+        limit = self._most_rows(layout)
+        lanes = layout.lanes if limit is None or self._in_lanes(layout.lanes) <= limit else 1
+        at_once = max(1, len(people)) if limit is None else limit // self._in_lanes(lanes)
         first_row = 0
-        for begin, end in self._cuts(len(people), self._in_lanes(lanes)):
+        # A cut that followed the records would show how many there are, in whatever is shared by a physical batch.
+        for begin in range(0, max(1, len(people)), at_once):
+            end = min(begin + at_once, len(people))
             first, last = int(starts[begin]), int(starts[end])
             piece = records[first:last], norms[begin:end], starts[begin : end + 1] - first
             whose = people[begin:end]
             if lanes > 1:
                 piece, whose = _from_lane_0(*piece, whose, lanes)
-            piece = _filled(*piece, self._rows(len(piece[0]), layout))
-            nobody = np.full(len(piece[1]) - len(whose), NOBODY)
-            yield Piece(first_row, *piece, np.concatenate((whose, nobody)))
+            yield Piece(first_row, *_filled(*piece, whose, self._rows(len(piece[0]), layout)))
             first_row += len(piece[0])
 
     @property
@@ -111,6 +115,12 @@ class ManyRecords:
         """Return the most rows that a person takes."""
         return -(-self.most // lanes) * lanes
 
+    def _most_rows(self, layout: Layout) -> int | None:
+        """Return the largest number of rows of a physical batch: one that the layout has, if a person fits in."""
+        if self.fills or layout.at_once is None or self.most > layout.at_once:
+            return self._limit
+        return layout.at_once
+
     def _rows(self, rows: int, layout: Layout) -> int:
         """Return how many rows a physical batch has that has to hold so many."""
         if not rows:
@@ -118,16 +128,6 @@ class ManyRecords:
         wanted = max(rows, layout.rows(rows))
         wanted = 1 << (wanted - 1).bit_length() if self.fills else wanted
         return wanted if self._limit is None else max(rows, min(wanted, self._limit))
-
-    def _cuts(self, people: int, rows_of_person: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of people, all about the same, whose rows keep to the limit whatever anybody holds.
-
-        A cut that followed the records would show how many there are, in whatever is shared by a physical batch.
-        """
-        at_once = people if self._limit is None else self._limit // rows_of_person
-        pieces = -(-people // at_once) if people else 1
-        ends = [people * (number + 1) // pieces for number in range(pieces)]
-        yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
 def _from_lane_0(
@@ -151,12 +151,15 @@ def _from_lane_0(
 
 
 def _filled(
-    records: IntArray, clip_norms: FloatArray, starts: IntArray, rows: int
-) -> tuple[IntArray, FloatArray, IntArray]:
-    """Fill up with placeholders, each a person of its own with weight 0, to so many rows."""
+    records: IntArray, clip_norms: FloatArray, starts: IntArray, people: IntArray, rows: int
+) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
+    """Fill up with placeholders, each nobody and with weight 0, to so many rows."""
     missing = rows - len(records)
+    if not missing:
+        return records, clip_norms, starts, people
     return (
         np.concatenate((records, np.full(missing, NO_RECORD))),
         np.concatenate((clip_norms, np.zeros(missing, dtype=clip_norms.dtype))),
         np.concatenate((starts, len(records) + 1 + np.arange(missing))),
+        np.concatenate((people, np.full(missing, NOBODY))),
     )

@@ -88,6 +88,7 @@ class ClippedGradients:
         loss_reduction: str = "mean",
         views: int = 1,
         starts: Tensor | None = None,
+        whose: Tensor | None = None,
         note: Callable[[Tensor], None] | None = None,
     ) -> int:
         """Add the clipped per-example gradients of the last backward pass to `sums`, and forget the pass.
@@ -103,6 +104,7 @@ class ClippedGradients:
             starts: For people with many records: person i has records starts[i] to starts[i + 1] of the batch, at least
                 one (a placeholder, with a clipping norm of 0). `clip_norms` are those of people, and a person's
                 gradient is the average over their records.
+            whose: For people with many records: their places on the list, below 0 for placeholders that are nobody's.
             note: Called, before anything is added, with the most by which each example's or person's part moves the
                 sum, rounding included: at most C_i, and less for small gradients (`charged_norms`; sensitive).
 
@@ -124,7 +126,10 @@ class ClippedGradients:
             )
         try:
             with full_precision():
-                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, starts, note)
+                groups = None
+                if starts is not None:
+                    groups = Groups(starts * views if views > 1 else starts, clip_norms.device, whose)
+                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, groups, note)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -224,24 +229,22 @@ class ClippedGradients:
         largest_clip_norm: float | None,
         loss_reduction: str,
         views: int,
-        starts: Tensor | None,
+        groups: Groups | None,
         note: Callable[[Tensor], None] | None,
     ) -> int:
-        records = clip_norms.shape[0] if starts is None else int(starts[-1])
-        gradients = self._gradients(loss_reduction, records * views)
+        size = clip_norms.shape[0] * views if groups is None else int(groups.starts[-1])
+        gradients = self._gradients(loss_reduction, size)
         if clip_norms.shape[0] == 0:
             return 0
-        scale: Any = records if loss_reduction == "mean" else 1 / views
-        groups = None
-        if starts is not None:
-            groups = Groups(starts * views if views > 1 else starts, clip_norms.device)
-            scale = scale * views / groups.sizes.to(torch.float64)
-        elif views > 1:
+        # What was recorded of a row, times this, is its own gradient. A person's is the mean over the person's rows.
+        scale = size if loss_reduction == "mean" else 1.0
+        if groups is None and views > 1:
+            scale /= views
             gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
         layers = Layers(gradients, self.sums, groups)
         squares = layers.squared_norms()
         largest = checked_largest(clip_norms, largest_clip_norm)
-        found = weigh(squares, clip_norms, largest, scale)
+        found = weigh(squares, clip_norms, largest, scale, None if groups is None else groups.starts)
         if note is not None:
             note(charged_norms(found.norms, found.weights, largest))
         if found.non_finite:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, singledispatch
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,29 +35,29 @@ from pdpsgd.gradients.workspace import Workspace
 
 
 class Groups:
-    """Whose rows are which: person i has rows starts[i] to starts[i + 1], side by side, at least one."""
+    """Whose rows are which: person i has rows starts[i] to starts[i + 1], side by side, at least one.
 
-    def __init__(self, starts: Tensor, device: torch.device) -> None:
-        self.starts = starts  # on the processor
+    Some of them may be nobody: placeholders that stand where rows of others begin, or at the end.
+    """
+
+    def __init__(self, starts: Tensor, device: torch.device, whose: Tensor | None = None) -> None:
+        """`whose` are places on the list, below 0 for nobody; on the processor, as `starts` are."""
+        self.starts = starts
         self.device = device
-        numbers = starts.numpy()  # numpy is the quicker one with few numbers
-        self._sizes = numbers[1:] - numbers[:-1]
+        self.people = starts.shape[0] - 1
+        self.whose = torch.zeros_like(starts[1:]) if whose is None else whose
+        assert self.whose.shape[0] == self.people  # compiled code reads them side by side
         self._by_size: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def people(self) -> int:
-        """How many people there are."""
-        return len(self.starts) - 1
 
     @cached_property
     def sizes(self) -> Tensor:
         """How many rows each person has."""
-        return torch.from_numpy(self._sizes).to(self.device)
+        return (self.starts[1:] - self.starts[:-1]).to(self.device)
 
     @cached_property
     def owner(self) -> Tensor:
         """The person of each row."""
-        return torch.from_numpy(np.repeat(np.arange(self.people), self._sizes)).to(self.device)
+        return torch.repeat_interleave(self.sizes)
 
     def by_size(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield people who have as many rows: who they are, in ascending order, and their rows (people, number)."""

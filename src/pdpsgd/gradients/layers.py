@@ -19,11 +19,12 @@ class Layers:
 
     Guarantee: that of `sums`. Where an example has several positions, the norms of its products may add up to much more
     than the norm of their sum. Compiled code adds the rows of a unit of k examples (as many as have 64 rows, or one) in
-    float32, 64 at a time, if for each of them they add up to at most 64 / k times that norm; if not, in float64. Either
-    way a unit is off by at most 64 * 66 * 2^-24 C, and which way it takes depends on the examples in it alone.
+    float32, 64 at a time, if for each of them they add up to at most 60 / k times that norm; if not, in float64. Either
+    way a unit is off by at most 4000 * 2^-24 C, and which way it takes depends on the examples in it alone.
 
-    With `groups` the same for people with many rows: a unit is 16 people, whatever rows they have, so where others'
-    units begin and end does not depend on how many rows anybody has. What is not of that form is added in float64.
+    With `groups` the same for people with many rows: a unit is 32 people, whatever rows they have, so where others'
+    units begin and end does not depend on how many rows anybody has. Its blocks are the shorter, the more its people's
+    rows cancel. What is not of that form is added in float64.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class Layers:
         size = next((gradient.batch_size for gradient in gradients.values()), 0)
         if groups is not None:
             size = groups.people
-        starts = None if groups is None else groups.starts
-        self._together = native.layers(parts, size, starts) if parts else None
+        rows = (None, None) if groups is None else (groups.starts, groups.whose)
+        self._together = native.layers(parts, size, *rows) if parts else None
 
     def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
         return (

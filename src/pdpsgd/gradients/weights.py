@@ -39,23 +39,33 @@ class Weighed:
     non_finite: int
 
 
-def weigh(squares: Tensor, clip_norms: Tensor, largest_clip_norm: float, scale: Tensor | float) -> Weighed:
+def weigh(
+    squares: Tensor,
+    clip_norms: Tensor,
+    largest_clip_norm: float,
+    scale: float,
+    starts: Tensor | None = None,
+) -> Weighed:
     """Return norms and weights (`clip_weights`) for squared norms of gradients that are off by a factor.
 
     Args:
         squares: Squared norms of recorded gradients, in float64.
         clip_norms: C_i, the clipping norm of each example.
         largest_clip_norm: The largest clipping norm that anybody has, C.
-        scale: The factor; one for all, or one for each, in float64.
+        scale: The factor.
+        starts: For people with rows starts[i] to starts[i + 1] (on the processor), whose gradient is the mean over
+            them: their factor is the scale, over how many rows they have.
     """
-    if native.has_clipping(squares, clip_norms) and not isinstance(scale, Tensor):
+    if native.has_clipping(squares, clip_norms):
         kept, room = 1 - NORM_MARGIN, SUM_MARGIN * largest_clip_norm
-        return Weighed(
-            *native.weigh(squares, clip_norms, (scale, kept, room, SMALLEST_NORM, SMALLEST_WEIGHT))
-        )
-    norms = squares.sqrt() * scale
+        figures = (scale, kept, room, SMALLEST_NORM, SMALLEST_WEIGHT)
+        return Weighed(*native.weigh(squares, clip_norms, figures, starts))
+    factor: float | Tensor = scale
+    if starts is not None:
+        factor = scale / (starts[1:] - starts[:-1]).to(squares)
+    norms = squares.sqrt() * factor
     weights = clip_weights(norms, clip_norms, largest_clip_norm)
-    scaled = weights * scale
+    scaled = weights * factor
     return Weighed(norms, weights, scaled, scaled.float(), int((~norms.isfinite()).sum()))
 
 

@@ -62,12 +62,17 @@ def has_aes() -> bool:
 def generator_of(algorithm: str, seed: bytes) -> BitGenerator:
     """Return the generator of this name, keyed with a seed of 32 bytes, at its beginning."""
     if algorithm == AES:
-        code = dispatch.library()
-        return _Buffered(_aes(seed)) if code is None else AesWords(code, seed)
+        return compiled_words(algorithm, seed) or _Buffered(_aes(seed))
     if algorithm == SHAKE:
         return _Buffered(_shake(seed))
     state: Any = _State(seed)
     return np.random.SFC64(state)
+
+
+def compiled_words(algorithm: str, seed: bytes) -> AesWords | None:
+    """Return the generator of this name, keyed with a seed of 32 bytes, if there is compiled code for it."""
+    code = dispatch.library() if algorithm == AES else None
+    return None if code is None else AesWords(code, seed)
 
 
 def words_at(algorithm: str, seed: bytes, places: IntArray, count: int) -> WordArray:
@@ -83,9 +88,9 @@ def words_at(algorithm: str, seed: bytes, places: IntArray, count: int) -> WordA
             hashlib.shake_256(seed + place.to_bytes(8, "little")).digest(size) for place in places.tolist()
         )
         return np.frombuffer(content, dtype="<u8").astype(np.uint64, copy=False).reshape(-1, count)
-    code = dispatch.library()
-    if code is not None:
-        return AesWords(code, seed).words_at(np.ascontiguousarray(places), blocks)[:, :count]
+    compiled = compiled_words(algorithm, seed)
+    if compiled is not None:
+        return compiled.words_at(np.ascontiguousarray(places), blocks)[:, :count]
     counters = np.zeros(
         (len(places), blocks, 2), dtype=">u8"
     )  # numbers of 16 bytes, the most significant first

@@ -9,14 +9,11 @@ import numpy as np
 
 from pdpsgd._typing import AnyIntArray, IntArray
 from pdpsgd.errors import fail
-from pdpsgd.sampling.native import calls, dispatch
-from pdpsgd.sampling.subsets import subsets_of
+from pdpsgd.sampling.subsets import NO_RECORD as NO_RECORD
+from pdpsgd.sampling.subsets import choose_records
 
 if TYPE_CHECKING:
     from pdpsgd.sampling.source import RandomSource
-
-NO_RECORD = -1
-"""Stands in the row of somebody who supplied nothing."""
 
 HOW_TO_HAVE_MANY = (
     "Where people have many records, say how many of one person take part at a time, as in --records-per-person 4 "
@@ -73,23 +70,13 @@ class RecordsOfPeople:
         Guarantee: what is chosen of a person depends on their own records, their place on the list, the key and the
         step alone. Each subset is chosen with its probability to within m_i K 2^-64.
         """
-        first = self.starts[people]
-        counts = self.starts[people + 1] - first
-        starts = np.zeros(len(people) + 1, dtype=np.int64)
-        rows = np.minimum(np.maximum(counts, 1), most)
-        rows.cumsum(out=starts[1:])
-        # Everything somebody has: the place among all rows, shifted from where their rows begin to where records do.
-        places = np.arange(starts[-1]) + np.repeat(first - starts[:-1], rows)
-        many = np.flatnonzero(counts > most)
-        if len(many):
-            words = source.record_words(step=step, people=people[many], count=most)
-            code = dispatch.library()
-            limits = counts[many]
-            chosen = subsets_of(words, limits) if code is None else calls.subsets(code, words, limits)
-            chosen += first[many, None]
-            places[starts[many, None] + np.arange(most)] = chosen
-        if len(self.order) == 0:
-            return np.full(len(places), NO_RECORD, dtype=np.int64), starts
-        records = self.order.take(places, mode="clip")
-        records[starts[:-1][counts == 0]] = NO_RECORD
-        return records, starts
+        held = {"order": self.order, "starts": self.starts}
+        stream = source.record_stream(step=step)
+        if stream is not None:
+            return stream.choose_records(people, most, **held)
+        return choose_records(
+            people,
+            most,
+            words_of=lambda some: source.record_words(step=step, people=some, count=most),
+            **held,
+        )

@@ -18,13 +18,21 @@ import numpy as np
 
 from pdpsgd._typing import IntArray, WordArray
 from pdpsgd.errors import fail
-from pdpsgd.sampling.generators import CRYPTOGRAPHIC, choose_algorithm, generator_of, words_at
+from pdpsgd.sampling.generators import (
+    CRYPTOGRAPHIC,
+    choose_algorithm,
+    compiled_words,
+    generator_of,
+    words_at,
+)
 from pdpsgd.sampling.grid import Scale
 from pdpsgd.sampling.noise import add_noise, has_plain_numbers
 from pdpsgd.sampling.words import BitGenerator
 
 if TYPE_CHECKING:
     import torch
+
+    from pdpsgd.sampling.native.calls import AesWords
 
 KEY_BYTES = 32
 
@@ -173,10 +181,16 @@ class RandomSource:
             people: Places on the list, below 2^39.
             count: How many words each of them gets.
         """
+        return words_at(self.algorithm, self._record_seed(step), people, count)
+
+    def record_stream(self, *, step: int) -> AesWords | None:
+        """Return the compiled code that makes these words, to be used with it; None where they are made otherwise."""
+        return compiled_words(self.algorithm, self._record_seed(step))
+
+    def _record_seed(self, step: int) -> bytes:
         if step < 0:
             fail(f"Expected step >= 0. Got step={step!r}.")
-        seed = _derive(self.key_bytes(), int(step).to_bytes(8, "little"), purpose="records")
-        return words_at(self.algorithm, seed, people, count)
+        return _derive(self.key_bytes(), int(step).to_bytes(8, "little"), purpose="records")
 
     def release(
         self,

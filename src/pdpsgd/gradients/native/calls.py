@@ -80,13 +80,16 @@ class Layers:
         parts: list[tuple[Tensor, Tensor | None, Tensor]],
         examples: int,
         starts: Tensor | None = None,
+        whose: Tensor | None = None,
     ) -> None:
         """A part has factors (examples, positions, width) and a total; or rows, None and a total.
 
-        With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each.
+        With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each; and
+        `whose` they are, below 0 for nobody.
         """
         self._code, self._examples, self._count = code, examples, len(parts)
         self._starts = None if starts is None else starts.contiguous()
+        self._whose = None if whose is None else whose.contiguous()
         self._in_use: list[Tensor] = []  # as long as their addresses are
         fields: list[int] = []
         for left, right, total in parts:
@@ -113,7 +116,8 @@ class Layers:
         """Add the sums weighted by float32 numbers to the totals; after `squares`. People have float64 ones as well."""
         weights = weights.contiguous()
         places = _address(weights), None if fine is None else _address(fine)
-        _succeed(self._code.add_layers(*self._counts(), *places, _address(self._ratios)))
+        whose = None if self._whose is None else _address(self._whose)
+        _succeed(self._code.add_layers(*self._counts(), whose, *places, _address(self._ratios)))
 
     def _counts(self) -> tuple[Any, ...]:
         starts = None if self._starts is None else _address(self._starts)
@@ -130,12 +134,12 @@ def weigh(
     squares: Tensor,
     clip_norms: Tensor,
     figures: tuple[float, ...],
-    scales: Tensor | None = None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Return norms, weights, scaled weights in float64 and in float32, and how many norms are not finite.
 
-    The figures are the scale (unless everybody has their own), what is kept of a clipping norm, the room that is taken
-    off it, and the smallest norm and weight.
+    The figures are the scale (for people with rows starts[i] to starts[i + 1], over how many these are), what is kept
+    of a clipping norm, the room that is taken off it, and the smallest norm and weight.
     """
     many = len(squares)
     norms, weights, scaled = torch.empty(3, many, dtype=torch.float64, device="cpu").unbind()
@@ -145,7 +149,7 @@ def weigh(
     )
     results = map(_address, (norms, weights, scaled, narrow))
     by = (ctypes.c_double * len(figures))(*figures)
-    factors = _address(squares), None if scales is None else _address(scales)
+    factors = _address(squares), None if starts is None else _address(starts)
     non_finite: int = code.clip(ctypes.c_int64(many), *factors, *places, by, *results)
     return norms, weights, scaled, narrow, non_finite
 

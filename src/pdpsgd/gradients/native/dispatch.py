@@ -123,10 +123,13 @@ def has_layer(values: Tensor, total: Tensor) -> bool:
 
 
 def layers(
-    parts: list[tuple[Tensor, Tensor | None, Tensor]], examples: int, starts: Tensor | None = None
+    parts: list[tuple[Tensor, Tensor | None, Tensor]],
+    examples: int,
+    starts: Tensor | None = None,
+    whose: Tensor | None = None,
 ) -> calls.Layers:
     """Return the gradients of layers, as factors and total, or rows, None and total."""
-    return calls.Layers(_trusted(), parts, examples, starts)
+    return calls.Layers(_trusted(), parts, examples, starts, whose)
 
 
 def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:
@@ -143,10 +146,10 @@ def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:
 
 
 def weigh(
-    squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...], scales: Tensor | None = None
+    squares: Tensor, clip_norms: Tensor, figures: tuple[float, ...], starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Return norms, weights, scaled weights in float64 and in float32, and how many norms are not finite."""
-    return calls.weigh(_trusted(), squares, clip_norms, figures, scales)
+    return calls.weigh(_trusted(), squares, clip_norms, figures, starts)
 
 
 # Convolutions ------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #ifdef __AVX512F__
-enum { LANES = 16, NUMBERS = 8, VECTORS = 3 }; /* NUMBERS * VECTORS sums are kept in registers */
+enum { LANES = 16, NUMBERS = 8, VECTORS = 3, TOGETHER = 4 }; /* NUMBERS * VECTORS sums are kept in registers; or TOGETHER^2 */
 #elif defined(__AVX2__)
-enum { LANES = 8, NUMBERS = 4, VECTORS = 3 };
+enum { LANES = 8, NUMBERS = 4, VECTORS = 3, TOGETHER = 2 };
 #else
 #error "worth it only where a register holds eight numbers"
 #endif
@@ -109,22 +109,47 @@ void outer_squares(int64_t rows, int64_t left_width, int64_t right_width, const 
                                            smallest);
 }
 
-static double inner_product(const float *one, const float *other, long count)
+/* Inner products of so many rows with TOGETHER others, or with each other; which it is, and how many, are constants once
+ * this is inlined. */
+INLINE void some_inner_products(const float *ones, int height, const float *others, int own, long width,
+                                double found[TOGETHER][TOGETHER])
 {
-    halves sums[2] = {{0}};
-    long i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int half = 0; half < 2; half++) {
-            long at = i + half * LANES / 2;
-            sums[half] += __builtin_convertvector(*(const half_vector *)(one + at), halves)
-                          * __builtin_convertvector(*(const half_vector *)(other + at), halves);
+    enum { HALF = LANES / 2 };
+    halves sums[TOGETHER][TOGETHER] = {{{0}}}, met[TOGETHER], with[TOGETHER];
+    long j = 0;
+    for (; j + HALF <= width; j += HALF) {
+        for (int a = 0; a < height; a++)
+            met[a] = __builtin_convertvector(*(const half_vector *)(ones + a * width + j), halves);
+        for (int b = 0; b < (own ? height : TOGETHER); b++)
+            with[b] = own ? met[b] : __builtin_convertvector(*(const half_vector *)(others + b * width + j), halves);
+        for (int a = 0; a < height; a++)
+            for (int b = 0; b < (own ? a + 1 : TOGETHER); b++)
+                sums[a][b] += met[a] * with[b];
+    }
+    for (int a = 0; a < height; a++)
+        for (int b = 0; b < (own ? a + 1 : TOGETHER); b++) {
+            double total = 0;
+            for (long rest = j; rest < width; rest++)
+                total += (double)ones[a * width + rest] * (own ? ones : others)[b * width + rest];
+            for (int lane = 0; lane < HALF && j > 0; lane++)
+                total += sums[a][b][lane];
+            found[a][b] = total;
         }
-    double total = 0;
-    for (; i < count; i++)
-        total += (double)one[i] * other[i];
-    for (int lane = 0; lane < LANES / 2; lane++)
-        total += sums[0][lane] + sums[1][lane];
-    return total;
+}
+
+static void inner_products(const float *ones, int height, const float *others, long width,
+                           double found[TOGETHER][TOGETHER])
+{
+#define CASE(h) \
+    case (h): some_inner_products(ones, h, others, 0, width, found); break; \
+    case -(h): some_inner_products(ones, h, NULL, 1, width, found); break;
+    switch (others != NULL ? height : -height) {
+        CASE(1) CASE(2)
+#if defined(__AVX512F__)
+        CASE(3) CASE(4)
+#endif
+    }
+#undef CASE
 }
 
 /* The squared norm of the sum of the outer products of these rows: all inner products among them, and a bound on their
@@ -134,15 +159,19 @@ static double group_square(long first, long last, long left_width, long right_wi
 {
     double gram = 0, size = last - first;
     *terms = 0;
-    for (long i = first; i < last; i++) {
-        const float *one = left + i * left_width, *other = right + i * right_width;
-        double square = sum_of_squares(one, left_width) * sum_of_squares(other, right_width);
-        gram += square;
-        *terms += __builtin_sqrt(square);
-        for (long j = first; j < i; j++)
-            gram += 2 * inner_product(one, left + j * left_width, left_width)
-                    * inner_product(other, right + j * right_width, right_width);
-    }
+    for (long i = first; i < last; i += TOGETHER)
+        for (long j = first; j <= i; j += TOGETHER) {
+            double of_left[TOGETHER][TOGETHER], of_right[TOGETHER][TOGETHER];
+            int height = smaller(TOGETHER, last - i), own = i == j;
+            inner_products(left + i * left_width, height, own ? NULL : left + j * left_width, left_width, of_left);
+            inner_products(right + i * right_width, height, own ? NULL : right + j * right_width, right_width, of_right);
+            for (int a = 0; a < height; a++)
+                for (int b = 0; b < (own ? a + 1 : TOGETHER); b++) {
+                    double product = of_left[a][b] * of_right[a][b];
+                    gram += own && a == b ? product : 2 * product;
+                    *terms += own && a == b ? __builtin_sqrt(product) : 0;
+                }
+        }
     double rounding = (left_width + right_width + size * size + 8) * 0x1p-52;
     return (gram < 0 ? 0 : gram) + rounding * *terms * *terms; /* NaN stays NaN */
 }
@@ -332,18 +361,35 @@ typedef struct {
     double *total;             /* (left_width, right_width) */
 } layer;
 
-enum { BLOCK = 64, STRETCH = 256 }; /* rows, and features, that are added in single precision */
-enum { PEOPLE = 16 }; /* who may have several rows, and are added together */
+enum { BLOCK = 64, STRETCH = 256 }; /* rows, and features, that are added in single precision at most */
+enum { SHORTEST = 8 };              /* fewer rows are rather added in double precision */
+enum { PEOPLE = 32 };               /* who may have several rows, and are added together */
+
+/* What single precision may cost a unit, in halves of a last place of the largest clipping norm: rows in a block (and
+ * two), times the sum of the norms of all products. Four units of that are below what clipping leaves room for. */
+static const double ROUNDING = 4000;
 
 INLINE long padded_width(long width) { return (width + LANES - 1) / LANES * LANES; }
+
+/* The largest number of a row, whatever the signs. */
+static float largest_of(const float *row, long width)
+{
+    int32_t largest = 0, number;
+    for (long j = 0; j < width; j++) { /* without their signs, numbers are in the order of their bits; NaN is last */
+        memcpy(&number, row + j, sizeof number);
+        number &= INT32_MAX;
+        largest = number > largest ? number : largest;
+    }
+    float found;
+    memcpy(&found, &largest, sizeof found);
+    return found;
+}
 
 /* A power of two near the largest number of a row, so that its size can be moved to another factor exactly. Of nothing,
  * or of what is no number, it is 1. */
 static float size_of(const float *row, long width)
 {
-    float largest = 0;
-    for (long j = 0; j < width; j++)
-        largest = __builtin_fabsf(row[j]) > largest ? __builtin_fabsf(row[j]) : largest;
+    float largest = largest_of(row, width);
     if (!(largest > 0x1p-120f && largest < 0x1p120f)) /* its inverse is a number, too */
         return largest > 0 ? (largest < 1 ? 0x1p-120f : 0x1p120f) : 1;
     return __builtin_ldexpf(1, __builtin_ilogbf(largest));
@@ -395,8 +441,10 @@ static double products_square(const layer *l, long n, float *scratch, double *ra
 
 static double person_square(const layer *l, long first, long last, double *ratio)
 {
-    if (l->positions == 0)
+    if (l->positions == 0) {
+        *ratio = 0; /* these are added in double precision */
         return sum_square(first, last, l->left_width, l->left);
+    }
     double terms, square = group_square(first, last, l->left_width, l->right_width, l->left, l->right, &terms);
     *ratio = square == 0 ? 0 : terms / __builtin_sqrt(square);
     return square;
@@ -413,7 +461,7 @@ static long gram_room(int64_t layers, const layer *all)
 
 /* The squared norm of each example's gradients over all layers. A left factor of one position counts as `smallest` at
  * least. For layers with several positions, `ratios` (layers, examples) gets the sum of the norms of the products over
- * the norm of their sum. With `starts` an example is a person, who has the rows from starts[n] up to starts[n + 1], and
+ * the norm of their sum, for people those of every layer. With `starts` an example is a person, who has the rows from starts[n] up to starts[n + 1], and
  * no layer has more than one position. Returns 0, or 1 if there was no memory. */
 int layer_squares(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, double smallest,
                   double *ratios, double *squares)
@@ -464,18 +512,27 @@ typedef struct {
 
 INLINE long block_end(const unit *u, long block) { return u->first + u->rows * (block + 1) / u->blocks; }
 
-/* Both factors of all rows, weighted; the size of a left factor goes to the right one if there may be several rows. */
-static void weigh(const layer *l, float weight, int several, long row, float *lefts, float *rights, long padded)
+/* Both factors of a row, weighted; if `sized`, the size of the left one goes to the right one. */
+static void weigh(const layer *l, float weight, int sized, long row, float *lefts, float *rights, long padded)
 {
     const float *left = l->left + row * l->left_width, *right = l->right + row * l->right_width;
-    float size = 1;
-    if (several)
-        size = size_of(left, l->left_width);
+    float size = sized ? size_of(left, l->left_width) : 1;
     for (long j = 0; j < l->left_width; j++)
         lefts[row * l->left_width + j] = left[j] * (1 / size) * weight;
     if (rights != NULL)
         for (long j = 0; j < l->right_width; j++)
             rights[row * padded + j] = right[j] * size;
+}
+
+/* Whether the size of some row matters: weighted, it would lose digits that others' sizes do not make up for. */
+static int has_odd_sizes(const layer *l, long rows)
+{
+    for (long row = 0; row < rows; row++) {
+        float largest = largest_of(l->left + row * l->left_width, l->left_width);
+        if (largest != 0 && !(largest > 0x1p-40f && largest < 0x1p40f))
+            return 1;
+    }
+    return 0;
 }
 
 static void add_tile(const layer *l, const unit *units, long count, const double *weights, const float *lefts,
@@ -512,21 +569,21 @@ static void add_tile(const layer *l, const unit *units, long count, const double
 
 /* Adds the weighted products of a layer; called by all threads. If people have several rows, `weights` are those of rows,
  * and rows that are added in double precision get the weights `exact` there: rounded before, they would not cancel. */
-static void add_layer(const layer *l, long rows, const float *weights, const double *exact, const unit *units,
-                      long count, float *lefts, float *rights)
+static void add_layer(const layer *l, long rows, int sized, const float *weights, const double *exact,
+                      const unit *units, long count, float *lefts, float *rights)
 {
     long padded = padded_width(l->right_width);
-    int several = exact != NULL || l->positions > 1;
-    int copied = several || padded != l->right_width; /* vectors read, and ignore, what follows a row */
+    int copied = sized || padded != l->right_width; /* vectors read, and ignore, what follows a row */
+    float *to = copied ? rights : NULL;
     if (exact != NULL) {
 #pragma omp for schedule(static)
         for (long u = 0; u < count; u++)
             for (long row = units[u].first; row < units[u].first + units[u].rows; row++)
-                weigh(l, units[u].exact ? 1 : weights[row], several, row, lefts, rights, padded);
+                weigh(l, units[u].exact ? 1 : weights[row], sized, row, lefts, to, padded);
     } else {
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++)
-            weigh(l, weights[row / l->positions], several, row, lefts, copied ? rights : NULL, padded);
+            weigh(l, weights[row / l->positions], sized, row, lefts, to, padded);
     }
     long high = (l->left_width + NUMBERS - 1) / NUMBERS, wide = (l->right_width + SLACK - 1) / SLACK;
 #pragma omp for schedule(static)
@@ -536,27 +593,52 @@ static void add_layer(const layer *l, long rows, const float *weights, const dou
 }
 
 /* A unit has whole examples, and about as many rows as a block; or one example, and some blocks. It is added in double
- * precision where the products of one of them are so much larger than their sum that their rounding would show.
- * People with `starts` are as many in every unit: where it ends does not depend on how many rows anybody has. */
-static long cut_into_units(const layer *l, long examples, const int64_t *starts, const double *ratios, unit *units)
+ * precision where the products of one of them are so much larger than their sum that their rounding would show. */
+static long cut_into_units(const layer *l, long examples, const double *ratios, unit *units)
 {
-    long at_once = starts != NULL ? PEOPLE : BLOCK / l->positions > 1 ? BLOCK / l->positions : 1, count = 0;
+    long at_once = BLOCK / l->positions > 1 ? BLOCK / l->positions : 1, count = 0;
     for (long n = 0; n < examples; n += at_once, count++) {
-        long last = smaller(n + at_once, examples);
-        long first = starts != NULL ? starts[n] : n * l->positions;
-        long rows = (starts != NULL ? starts[last] : last * l->positions) - first;
+        long some = smaller(at_once, examples - n), rows = some * l->positions;
         int exact = 0;
-        for (long i = n; (starts != NULL || l->positions > 1) && i < last; i++)
-            exact |= !(ratios[i] * at_once <= BLOCK); /* also if it is no number */
-        units[count] = (unit){first, rows, (rows + BLOCK - 1) / BLOCK, exact};
+        for (long i = n; l->positions > 1 && i < n + some; i++)
+            exact |= !(ratios[i] * at_once * (BLOCK + 2) <= ROUNDING); /* also if it is no number */
+        units[count] = (unit){n * l->positions, rows, (rows + BLOCK - 1) / BLOCK, exact};
+    }
+    return count;
+}
+
+/* The same for people with `starts`: so many in each unit. Those whose place on the list is below 0 are nobody, and do not
+ * count, because how many of them stand between people depends on how many rows these have. A unit's blocks are the
+ * shorter, the larger its products are over all layers; so where others' begin and end is the same whatever anybody has. */
+static long cut_into_people(int64_t layers, long people, const int64_t *starts, const int64_t *whose,
+                            const double *ratios, const float *weights, unit *units)
+{
+    long count = 0;
+    for (long n = 0, next; n < people; n = next, count++) {
+        double sum = 0;
+        long met = 0;
+        for (next = n; next < people && (met < PEOPLE || whose[next] < 0); next++) {
+            double largest = 0;
+            for (long k = 0; k < layers; k++) {
+                double ratio = ratios[k * people + next];
+                largest = ratio > largest || ratio != ratio ? ratio : largest; /* what is no number stays */
+            }
+            sum += weights[next] == 0 ? 0 : largest;
+            met += whose[next] >= 0;
+        }
+        long rows = starts[next] - starts[n], block = BLOCK;
+        if (!(sum * (BLOCK + 2) <= ROUNDING))
+            block = sum * (SHORTEST + 2) <= ROUNDING ? (long)(ROUNDING / sum) - 2 : 0;
+        units[count] = (unit){starts[n], rows, block ? (rows + block - 1) / block : 0, block == 0};
     }
     return count;
 }
 
 /* Add the weighted sums over the examples to the total of each layer. `ratios` are those of layer_squares, and `starts`
- * as there; with them there are weights in double precision, too. Returns 0, or 1 if there was no memory. */
-int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, const float *weights,
-               const double *fine_weights, const double *ratios)
+ * as there; with them comes `whose` they are, and weights in double precision, too. Returns 0, or 1 if there was no
+ * memory. */
+int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, const int64_t *whose,
+               const float *weights, const double *fine_weights, const double *ratios)
 {
     long left_room = 0, right_room = 0, work = 0, units_of = starts != NULL ? starts[examples] : examples;
     for (long k = 0; k < layers; k++) {
@@ -573,33 +655,39 @@ int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t
     for (long n = 0; n < examples && !failed; n++)
         for (long row = starts != NULL ? starts[n] : n; row < (starts != NULL ? starts[n + 1] : n + 1); row++)
             exact[row] = starts != NULL ? fine_weights[n] : weights[n], of_units[row] = weights[n];
+    long count = 0;
+    if (starts != NULL && !failed)
+        count = cut_into_people(layers, examples, starts, whose, ratios, weights, units);
     for (long k = 0; k < layers && !failed; k++) {
         const layer *l = all + k;
         if (l->positions == 0) {
             add_weighted_rows(units_of, l->left_width, exact, l->left, l->total);
             continue;
         }
-        long count = cut_into_units(l, examples, starts, ratios + k * examples, units);
+        if (starts == NULL)
+            count = cut_into_units(l, examples, ratios + k * examples, units);
+        long rows = units_of * l->positions;
+        int sized = (starts != NULL || l->positions > 1) && has_odd_sizes(l, rows);
 #pragma omp parallel if (work > MUCH)
-        add_layer(l, units_of * l->positions, of_units, starts != NULL ? exact : NULL, units, count, lefts, rights);
+        add_layer(l, rows, sized, of_units, starts != NULL ? exact : NULL, units, count, lefts, rights);
     }
     free(lefts), free(rights), free(of_units), free(units), free(exact);
     return failed;
 }
 
-/* The factor from recorded gradients to examples' own, where all have the same; what is kept of a clipping norm, and the room taken off it; the
- * smallest norm and weight. */
+/* The factor from recorded gradients to examples' own, for people over the rows that each has; what is kept of a clipping
+ * norm, and the room taken off it; the smallest norm and weight. */
 typedef struct {
     double scale, kept, room, smallest_norm, smallest_weight;
 } margins;
 
 /* Norms and weights, as weights.py has them. Returns how many norms are not finite: their weights are 0. */
-int clip(int64_t examples, const double *squares, const double *scales, const float *floats, const double *doubles,
+int clip(int64_t examples, const double *squares, const int64_t *starts, const float *floats, const double *doubles,
          const margins *m, double *norms, double *weights, double *scaled, float *narrow)
 {
     int non_finite = 0;
     for (long n = 0; n < examples; n++) {
-        double scale = scales != NULL ? scales[n] : m->scale;
+        double scale = starts != NULL ? m->scale / (starts[n + 1] - starts[n]) : m->scale;
         double norm = norms[n] = __builtin_sqrt(squares[n]) * scale;
         double limit = (floats != NULL ? floats[n] : doubles[n]) * m->kept - m->room;
         double weight = (limit > 0 ? limit : 0) / (norm < m->smallest_norm ? m->smallest_norm : norm);

@@ -162,7 +162,7 @@ def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int) -> b
     rows, weights = _random(numbers, count, 19), _random(numbers, 40).abs().double()
     totals = [torch.ones(shape, dtype=torch.float64, device="cpu") for shape in (widths, (19,))]
     parts = [(left[:, None], right[:, None], totals[0]), (rows, None, totals[1])]
-    layers = calls.Layers(code, parts, 40, starts)
+    layers = calls.Layers(code, parts, 40, starts, torch.arange(40, device="cpu"))
     owner = torch.repeat_interleave(torch.arange(40, device="cpu"), sizes)
     of_people = [
         torch.zeros(40, *some.shape[1:], dtype=torch.float64, device="cpu").index_add_(0, owner, some)
@@ -195,12 +195,17 @@ def _same_weights(code: ctypes.CDLL, numbers: torch.Generator, kind: torch.dtype
     limits = (clip_norms.double() * kept - room).clamp(min=0)
     weights = (limits / norms.clamp(min=smallest)).clamp(max=1).nan_to_num(nan=0.0)
     weights = torch.where(weights > least, weights, 0)
-    *found, count = calls.weigh(code, squares, clip_norms, (scale, kept, room, smallest, least))
     wanted = (norms, weights, weights * scale, (weights * scale).float())
-    same = all(
-        torch.allclose(a, b, rtol=1e-12, atol=0, equal_nan=True) for a, b in zip(found, wanted, strict=True)
-    )
-    return same and count == 3
+    twice = torch.arange(0, 2 * len(squares) + 1, 2, device="cpu")  # everybody has two rows
+    for factor, starts in ((scale, None), (2 * scale, twice)):
+        figures = (factor, kept, room, smallest, least)
+        *found, count = calls.weigh(code, squares, clip_norms, figures, starts)
+        if count != 3 or not all(
+            torch.allclose(a, b, rtol=1e-12, atol=0, equal_nan=True)
+            for a, b in zip(found, wanted, strict=True)
+        ):
+            return False
+    return True
 
 
 def _same_convolution(

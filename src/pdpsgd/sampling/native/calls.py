@@ -35,19 +35,28 @@ class AesWords:
         self.code.aes_words_at(self.state, counts[0], _address(places), counts[1], _address(words))
         return words
 
+    def choose_records(
+        self, people: IntArray, most: int, *, order: IntArray, starts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """Do what `subsets.choose_records` does, with the words of each person's place."""
+        held = [np.ascontiguousarray(part, dtype=np.int64) for part in (people, starts, order)]
+        records = np.empty(len(people) * max(1, min(most, len(order))), dtype=np.int64)
+        begins = np.empty(len(people) + 1, dtype=np.int64)
+        self.code.choose_records(
+            self.state,
+            ctypes.c_int64(len(people)),
+            *map(_address, held),
+            ctypes.c_int64(most),
+            _address(records),
+            _address(begins),
+        )
+        return records[: begins[-1]], begins
+
     def encrypt(self, block: bytes) -> bytes:
         """Return one encrypted block of 16 bytes, to compare with published answers."""
         result = ctypes.create_string_buffer(16)
         self.code.aes_encrypt(self.state, block, result)
         return result.raw
-
-
-def subsets(code: ctypes.CDLL, words: WordArray, limits: IntArray) -> IntArray:
-    """Do what `record_choice` does with words (people, most), for as many limits."""
-    words, limits = np.ascontiguousarray(words), np.ascontiguousarray(limits)
-    chosen = np.empty(words.shape, dtype=np.int64)
-    code.subsets(*map(ctypes.c_int64, words.shape), *map(_address, (words, limits, chosen)))
-    return chosen
 
 
 class _Scale(ctypes.Structure):

@@ -170,19 +170,42 @@ void aes_words_at(const stream *words, int64_t places, const int64_t *of, int64_
             encrypt_one(words, ((uint64_t)of[i] << 24) + (uint64_t)block, to);
 }
 
-/* For each limit `most` distinct numbers below it, of as many words: as `record_choice.py` says. */
-void subsets(int64_t people, int64_t most, const uint64_t *words, const int64_t *limits, int64_t *chosen)
+/* `most` distinct numbers below a limit, of the words of a place. */
+static void subset(const stream *words, int64_t place, int64_t most, int64_t limit, int64_t *chosen)
 {
-    for (int64_t i = 0; i < people; i++, words += most, chosen += most)
-        for (int64_t place = 0; place < most; place++) {
-            int64_t end = limits[i] - most + place + 1, number = (int64_t)(words[place] % (uint64_t)end);
-            for (int64_t earlier = 0; earlier < place; earlier++)
-                if (chosen[earlier] == number) {
-                    number = end - 1;
-                    break;
-                }
-            chosen[place] = number;
-        }
+    uint64_t pair[2];
+    for (int64_t k = 0; k < most; k++) {
+        if (k % 2 == 0)
+            encrypt_one(words, ((uint64_t)place << 24) + (uint64_t)k / 2, pair);
+        int64_t end = limit - most + k + 1, number = (int64_t)(pair[k % 2] % (uint64_t)end);
+        for (int64_t earlier = 0; earlier < k; earlier++)
+            if (chosen[earlier] == number) {
+                number = end - 1;
+                break;
+            }
+        chosen[k] = number;
+    }
+}
+
+/* Which records of these people take part, side by side, and where each one's begin: as `subsets.py` says. There is room
+ * for `most` records of everybody. */
+void choose_records(const stream *words, int64_t people, const int64_t *who, const int64_t *starts, const int64_t *order,
+                    int64_t most, int64_t *records, int64_t *begins)
+{
+    int64_t row = 0;
+    for (int64_t i = 0; i < people; i++) {
+        const int64_t *own = order + starts[who[i]];
+        int64_t count = starts[who[i] + 1] - starts[who[i]], some = count < most ? count : most, *to = records + row;
+        begins[i] = row;
+        if (count > most)
+            subset(words, who[i], most, count, to);
+        for (int64_t k = 0; k < some; k++)
+            to[k] = own[count > most ? to[k] : k];
+        if (count == 0)
+            to[0] = -1;
+        row += some + (count == 0);
+    }
+    begins[people] = row;
 }
 
 /* ---- Box and Muller ---- */

@@ -6,10 +6,11 @@ import ctypes
 
 import numpy as np
 
+from pdpsgd._typing import IntArray, WordArray
 from pdpsgd.sampling import box_muller, grid
 from pdpsgd.sampling.native import calls
 from pdpsgd.sampling.native.calls import AesWords
-from pdpsgd.sampling.subsets import subsets_of
+from pdpsgd.sampling.subsets import choose_records
 
 # AES-256, key, block and result: FIPS 197 (appendix C.3), SP 800-38A (appendices F.1.5 and F.5.5), and zeros.
 KNOWN_ANSWERS = (
@@ -47,7 +48,7 @@ def agrees_with_numpy(code: ctypes.CDLL) -> bool:
         and all(_encrypts(code, *map(bytes.fromhex, answer)) for answer in KNOWN_ANSWERS)
         and _same_words(code)
         and _same_words_of_places(code)
-        and _same_subsets(code)
+        and _same_records(code)
         and _same_normals(code)
         and all(_same_release(code, scale, kind) for scale in _SCALES for kind in (np.float32, np.float64))
         and all(_same_integers(code, kind) for kind in (np.float32, np.float64))
@@ -78,11 +79,22 @@ def _same_words_of_places(code: ctypes.CDLL) -> bool:
     return words.words_at(places, 3).astype("<u8").tobytes() == b"".join(wanted)
 
 
-def _same_subsets(code: ctypes.CDLL) -> bool:
-    """Subsets of few and many numbers, among them all but one, and all."""
-    words = AesWords(code, bytes(range(9, 41))).random_raw(6 * 50).reshape(50, 6)
-    limits = np.r_[np.full(25, 6), np.full(20, 7), 8, 9, 20, 1000, 2**40]
-    return np.array_equal(calls.subsets(code, words, limits), subsets_of(words, limits))
+def _same_records(code: ctypes.CDLL) -> bool:
+    """Records of people who have none, some, as many as take part, one more, and many more."""
+    words = AesWords(code, bytes(range(9, 41)))
+    counts = np.r_[0, 1, np.arange(40) % 9, 0, 20, 5000]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    order, people = np.arange(starts[-1])[::-1].copy(), np.r_[44, 0, np.arange(1, 44)]
+    for most in (1, 2, 5, 6):
+
+        def words_of(some: IntArray, most: int = most) -> WordArray:
+            return words.words_at(some, -(-most // 2))[:, :most]
+
+        found = words.choose_records(people, most, order=order, starts=starts)
+        wanted = choose_records(people, most, order=order, starts=starts, words_of=words_of)
+        if not all(map(np.array_equal, found, wanted)):
+            return False
+    return True
 
 
 def _same_normals(code: ctypes.CDLL) -> bool:
