@@ -51,6 +51,17 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
         Recipe(steps=1000, batch_size=4096, activation="tanh", network="idp"),
         (4.0,),
     ),
+    ("svhn", "idp"): (
+        Recipe(
+            steps=64,
+            batch_size=4096,
+            activation="tanh",
+            network="idp",
+            features="locally-standardised-pixels",
+            start="drawn",
+        ),
+        (4.0,),
+    ),
     ("digits", "pixels"): (Recipe(steps=100, batch_size=128, activation="tanh"), (1.0, 2.0)),
 }
 """For each data set and kind of training: the recipe, and the learning rates that are tried.

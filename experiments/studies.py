@@ -47,8 +47,8 @@ NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
 INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
 PEOPLE = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "digits": 1_437}
 IDP_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", EXCLUDE, "idp-sample", "idp-scale")
-IDP_NETWORK_SYSTEMS = ("pdp-sgd-exact", "dp-sgd", EXCLUDE)
-"""With IDP-SGD's own network, whose runs take minutes each."""
+IDP_NETWORK_SYSTEMS = {"mnist": (*EXACT_AND_UNIFORM, EXCLUDE), "svhn": EXACT_AND_UNIFORM}
+"""With IDP-SGD's own networks, whose runs take minutes each."""
 IDP_KINDS = ("scattering", "pixels", "idp")
 W1 = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ALPHA = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -240,7 +240,9 @@ def idp_settings(dataset: str, search: Record) -> list[Setting]:
         for kind in IDP_KINDS:
             settings += [
                 _tuned(dataset, system, search, people, kind=kind)
-                for system in (IDP_NETWORK_SYSTEMS if kind == "idp" else IDP_SYSTEMS)
+                for system in (
+                    IDP_NETWORK_SYSTEMS.get(dataset, EXACT_AND_UNIFORM) if kind == "idp" else IDP_SYSTEMS
+                )
                 if _is_run(system, people, kind)
             ]
     return _known(settings)

@@ -129,10 +129,16 @@ def inputs_of(mails: Mails, way: str, tokens: int | None) -> torch.Tensor:
     return encoder.embed(mails.texts, cache=EmbeddingCache.of_user())
 
 
-def network_of(way: str, tokens: int | None) -> nn.Module:
-    """Return the network: a linear one on embeddings, or the encoder with adapters."""
+def network_of(way: str, tokens: int | None, head_scale: float | None = None) -> nn.Module:
+    """Return the network: a linear one on embeddings, or the encoder with adapters.
+
+    The head of the latter is given embeddings of norm `head_scale`; by default of a norm of 20, with which the head's
+    share of a gradient is far larger than that of the adapters.
+    """
     if way == "lora":
-        return AdaptedEncoder(load_encoder(max_tokens=tokens), 2)
+        adapted = AdaptedEncoder(load_encoder(max_tokens=tokens), 2)
+        adapted.scale = adapted.scale if head_scale is None else head_scale
+        return adapted
     made = linear_model(384, 2)
     start_at_zero(made)
     return made
@@ -141,6 +147,7 @@ def network_of(way: str, tokens: int | None) -> nn.Module:
 def train(mails: Mails, inputs: torch.Tensor, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Train once as asked, and test on all mails of the test senders."""
     settings = dict(asked["settings"])
+    head_scale = settings.pop("head_scale", None)
     own, tested = np.flatnonzero(~mails.test), np.flatnonzero(mails.test)
     targets = torch.from_numpy(mails.labels)
     people = np.unique(mails.senders[own])
@@ -152,7 +159,7 @@ def train(mails: Mails, inputs: torch.Tensor, asked: Mapping[str, Any]) -> dict[
     torch.manual_seed(asked["seed"])
     began = time.process_time()
     result = pdpsgd.fit(
-        network_of(asked["way"], asked["tokens"]),
+        network_of(asked["way"], asked["tokens"], head_scale),
         (inputs[own], targets[own]),
         budgets,
         mechanism=asked["mechanism"],
