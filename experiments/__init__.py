@@ -13,6 +13,7 @@
 | `record` | what came out, one JSON line a run; nothing is computed twice |
 | `published` | what others printed |
 | `cells`, `pages`, `tables`, `figures`, `figures_page`, `overview` | pages made from records |
+| `idp_page` | the page on IDP-SGD's own benchmark |
 | `as_published_page`, `reasons` | the page of table 1 as published, and why its figures are not the printed ones |
 | `many_records` | how many records of a person should take part: mails by senders, a study of its own |
 | `advice`, `advice_sets`, `advice_start` | the runs behind `pdpsgd advise`, and their public sets |

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.stats import t
+
 from experiments.published import Printed
 from experiments.record import Record
 from experiments.settings import Recipe, Setting
@@ -123,6 +125,20 @@ def gain(found: Cell | None, uniform: Cell | None) -> str:
         return ""
     error = f" ± {statistics.stdev(pairs) / math.sqrt(len(pairs)):.2f}" if len(pairs) > 1 else ""
     return f"{statistics.fmean(pairs):+.2f}{error}"
+
+
+def is_alike(found: Cell, exact: Cell | None) -> bool:
+    """Return whether a paired t test at 5 % over seeds finds no difference; it takes two seeds at least."""
+    pairs = [] if exact is None else differences(found, exact)
+    if len(pairs) < 2:
+        return False
+    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return abs(statistics.fmean(pairs)) <= float(t.ppf(0.975, len(pairs) - 1)) * error
+
+
+def alike_text(found: Cell | None, exact: Cell | None) -> str:
+    """Return that two cells are not to be told apart, for a sentence; empty where they are."""
+    return " (not to be told apart)" if found is not None and is_alike(found, exact) else ""
 
 
 STARTED = {

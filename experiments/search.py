@@ -53,8 +53,8 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
     ),
     ("svhn", "idp"): (
         Recipe(
-            steps=64,
-            batch_size=4096,
+            steps=300,
+            batch_size=2048,
             activation="tanh",
             network="idp",
             features="locally-standardised-pixels",

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from scipy.stats import t
-
 from experiments.as_published_page import table_1_as_published
-from experiments.cells import Cell, cell, differences, gain, network_of, printed_text
+from experiments.cells import Cell, alike_text, cell, gain, is_alike, network_of, printed_text
 from experiments.fashion import tried_for_fashion
+from experiments.idp_page import idp_benchmark
 from experiments.pages import HOW_TO_READ, Page, by_skew, find, text
 from experiments.published import (
     DATASETS,
-    IDP_CASES,
-    IDP_SGD,
-    INDIVIDUALIZED_PATE,
     TABLE_1,
     TABLE_2,
     TITLES,
@@ -29,13 +24,9 @@ from experiments.record import Record
 from experiments.search import EXCLUDE, GRIDS, SEARCH_SEED, SOUND_ROUNDS, kind_of
 from experiments.settings import Setting
 from experiments.studies import (
-    IDP_KINDS,
-    IDP_SYSTEMS,
     PEOPLE,
     SOUND_SYSTEMS,
-    excludes,
     feature_settings,
-    idp_settings,
     network_settings,
     table_1_settings,
     table_2_settings,
@@ -50,26 +41,6 @@ NO_THIRD = (
     "*Signal*: the signal efficiency of the plan of `pdp-sgd-exact`, its share of the most that any plan gets from "
     "these budgets. Leaving the strict people out (`dp-sgd-exclude`) is no third column: at these budgets the "
     "threshold with the most signal leaves out nobody, so that it is `dp-sgd`."
-)
-
-IDP_TEXT = (
-    "# IDP-SGD's own benchmark",
-    "",
-    "Budgets 1, 2 and 3 for shares of the people, delta 1e-5. Ours: this paper's networks and a linear model on "
-    "scattering features, with the recipes found for table 1 (budgets of 0.5 to 1); and the networks of IDP-SGD's "
-    "public code, with steps and batch for these budgets.",
-    "",
-    "IDP-SGD's network for MNIST is the paper's with tanh and padding 2 in place of 3, 26,010 parameters as well: "
-    "1,000 steps of 4,096, learning rate 4, clipping at 0.1. That recipe was not searched for here: it is the best of "
-    "three that had been seen on the test set, one run each, and so its figures are a little flattered.",
-)
-IDP_NOTES = (
-    "`dp-sgd-exclude`: uniform DP-SGD without those who allow less than the threshold with the most signal. At "
-    "34/43/23 that is 2, and a third of the people are left out: their records shape nothing. At 54/37/9 it is "
-    "1: nobody is left out, and it is `dp-sgd`, whose figures are shown again.",
-    "",
-    "Printed: IDP-SGD's own figures; and, from the paper's comparison, Individualized PATE (by upsampling / by "
-    "weighting) and PDP-SGD, both of which also train on public data, which ours do not have.",
 )
 
 
@@ -188,6 +159,8 @@ def _mean_efforts(cells: Sequence[Cell], efforts: dict[str, dict[str, Any]]) -> 
 
 def features(search: Record, record: Record) -> Page:
     """Return the page on scattering features and a linear model."""
+    settings = [s for dataset in DATASETS for s in feature_settings(dataset, search)]
+    large = [TITLES[s.dataset] for s in settings if kind_of(s) == "scattering-large" and record.of(s)]
     lines = [
         "# A linear model on scattering features",
         "",
@@ -197,7 +170,8 @@ def features(search: Record, record: Record) -> Page:
         + f"{_grids('scattering')}; {_grids('scattering-large')}, on 5,000 held-out training people.",
         "",
         "Batches of 2,048 are the presets. Batches of 4,096 are twice the work, for a plan with more of the signal "
-        "that the budgets allow: what that is worth in accuracy is the difference between the rows.",
+        "that the budgets allow: what that is worth in accuracy is the difference between the rows. They were run for "
+        f"{', '.join(dict.fromkeys(large)) or 'no data set yet'}.",
     ]
     return _exact_and_uniform("features", lines, feature_settings, search, record)
 
@@ -277,108 +251,6 @@ def _alike(one: Cell, other: Cell) -> bool:
     return replace(one.setting.recipe, learning_rate=0.0) == replace(other.setting.recipe, learning_rate=0.0)
 
 
-def idp_benchmark(search: Record, record: Record) -> Page:
-    """Return the page on IDP-SGD's own benchmark."""
-    lines = [
-        *IDP_TEXT,
-        "",
-        _idp_for_svhn(search),
-        "",
-        *IDP_NOTES,
-        "",
-        HOW_TO_READ.format(what="idp-benchmark")
-        + " An asterisk: trained with the recipe of pdp-sgd-exact. A dash: not part of the study.",
-        "",
-        f"| data set | shares | model | {' | '.join(IDP_SYSTEMS)} | IDP-SGD, printed | I-PATE, printed | "
-        "PDP-SGD, printed |",
-        f"|---|---|---|{'---|' * len(IDP_SYSTEMS)}---|---|---|",
-    ]
-    cells: list[Cell] = []
-    said: list[str] = []
-    for dataset in ("mnist", "svhn"):
-        settings = idp_settings(dataset, search)
-        for case, tiers in IDP_CASES.items():
-            printed = IDP_SGD[dataset, case]
-            for kind in IDP_KINDS:
-                of_kind = [s for s in settings if kind_of(s) == kind]
-                found = [
-                    cell(s, record, printed, searched=was_searched(s, search))
-                    for s in of_kind
-                    if s.population.tiers == tiers
-                ]
-                if not found:
-                    continue
-                cells += found
-                uniform = find(found, "dp-sgd", 0.0) or next(
-                    (cell(s, record, printed) for s in of_kind if s.system == "dp-sgd"), None
-                )
-                shown = " | ".join(_idp_cell(found, uniform, system) for system in IDP_SYSTEMS)
-                upsampled, weighted, papers = INDIVIDUALIZED_PATE[dataset, case]
-                model = network_of(found[0].setting.recipe)
-                lines.append(
-                    f"| {TITLES[dataset]} | {case} | {model} | {shown} | {printed_text(printed)} | "
-                    f"{upsampled:.2f} / {weighted:.2f} | {papers:.2f} |"
-                )
-                if gained := _idp_gains(found, uniform):
-                    said.append(f"- {TITLES[dataset]}, {case}, {model}: {gained}.")
-    lines += [
-        "",
-        "Gains of `pdp-sgd-exact` in points, mean over common seeds ± standard error. Not to be told apart: by a t "
-        "test at 5 % over these seeds, so that the other does as well, as far as they tell.",
-        "",
-        *said,
-    ]
-    return Page("idp-benchmark", "\n".join(lines) + "\n", tuple(cells))
-
-
-def _idp_for_svhn(search: Record) -> str:
-    """Return a paragraph on IDP-SGD's network for SVHN, with the trials that its recipe was settled by."""
-    recipe, (rate,) = GRIDS["svhn", "idp"]
-    tried = [
-        f"{start} at {own.steps} steps of {own.batch_size:,}, learning rate {own.learning_rate:g}, "
-        f"{100 * run['accuracy']:.2f}"
-        for run in search
-        for own in [Setting.from_dict(run["setting"]).recipe]
-        if own.network == "idp" and run["setting"]["dataset"] == "svhn"
-        for start in ["drawn" if own.start == "drawn" else "random"]
-    ]
-    return (
-        "IDP-SGD's network for SVHN (550,570 parameters) is trained on images standardized locally, from weights that "
-        "were trained on drawn digits before (see [networks](networks.md)), with "
-        f"{recipe.steps} steps of {recipe.batch_size:,}, learning rate {rate:g}, clipping at {recipe.max_grad_norm:g}. "
-        "So it is the same network, but not the same start. The recipe follows from trials at 34/43/23, from random "
-        "and from drawn weights, in percent of 5,000 held-out training people: "
-        f"{'; '.join(tried)}. IDP-SGD's own recipe, 2,146 steps of 1,024 from random weights, was not run: it takes "
-        "more than an hour of a core. `dp-sgd-exclude` was not run."
-    )
-
-
-def _idp_cell(found: Sequence[Cell], uniform: Cell | None, system: str) -> str:
-    own = find(found, system, 0.0)
-    if own is not None:
-        return own.text()
-    # Uniform DP-SGD goes by the strictest, so it does not depend on the shares; excluding nobody is the same.
-    is_uniform = system == "dp-sgd" or (system == EXCLUDE and not excludes(found[0].setting.population))
-    return (text(uniform) or "–") if is_uniform else "–"
-
-
-def _idp_gains(found: Sequence[Cell], uniform: Cell | None) -> str:
-    """Return what personalization gains over uniform DP-SGD and over leaving the strict out."""
-    exact, excluding = find(found, "pdp-sgd-exact", 0.0), find(found, EXCLUDE, 0.0)
-    rows = {"dp-sgd": uniform, "dp-sgd-exclude, which leaves out those at 1": excluding}
-    said = ", ".join(
-        f"{gain(exact, other)} over {name}{_alike_text(other, exact)}"
-        for name, other in rows.items()
-        if gain(exact, other)
-    )
-    is_uniform = said and exact is not None and not excludes(exact.setting.population)
-    return f"{said} (excluding leaves out nobody, and is dp-sgd)" if is_uniform else said
-
-
-def _alike_text(found: Cell | None, exact: Cell | None) -> str:
-    return " (not to be told apart)" if found is not None and _is_alike(found, exact) else ""
-
-
 def search_page(search: Record, record: Record) -> Page:
     """Return the page with every trial of the search."""
     lines = [
@@ -387,7 +259,7 @@ def search_page(search: Record, record: Record) -> Page:
         "Accuracy on 5,000 held-out training people, in percent, one seed: uncertain by about half a point. The "
         "learning rate is for gradients divided by the clipping norm. Trials that belong to no grid of "
         "`python -m experiments` were made to find one. Seconds are of processor time on one core, where they are on "
-        "record; the start from drawn digits, about a minute, is not in them.",
+        "record; the start from drawn digits (a minute, five with IDP-SGD's network for SVHN) is not in them.",
         "",
         "| data set | features | system | steps | batch | activation | clipping | learning rate | momentum | "
         "averaging | views | start | rounds | accuracy | seconds |",
@@ -446,23 +318,14 @@ def _gains(dataset: str, cells: Sequence[Cell]) -> list[str]:
     skewed, excluding = find(cells, "pdp-sgd-exact", 0.2), find(cells, EXCLUDE, 0.2)
     if over := gain(skewed, excluding):
         paragraphs.append(
-            f"`pdp-sgd-exact` over `dp-sgd-exclude` at k = 0.2: {over}{_alike_text(excluding, skewed)}."
+            f"`pdp-sgd-exact` over `dp-sgd-exclude` at k = 0.2: {over}{alike_text(excluding, skewed)}."
         )
-    alike = [c.setting.system for c in others if c is not exact and _is_alike(c, exact)]
+    alike = [c.setting.system for c in others if c is not exact and is_alike(c, exact)]
     if alike:
         paragraphs.append(
             f"Not to be told apart from `pdp-sgd-exact` by these seeds (t test at 5 %): {', '.join(alike)}."
         )
     return [line for paragraph in paragraphs for line in ("", paragraph)]
-
-
-def _is_alike(found: Cell, exact: Cell | None) -> bool:
-    """Return whether a paired t test at 5 % over seeds finds no difference; it takes two seeds at least."""
-    pairs = [] if exact is None else differences(found, exact)
-    if len(pairs) < 2:
-        return False
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
-    return abs(statistics.fmean(pairs)) <= float(t.ppf(0.975, len(pairs) - 1)) * error
 
 
 def _other_rounds(dataset: str, record: Record) -> list[str]:

@@ -81,9 +81,11 @@ TRIED: dict[str, list[dict[str, Any]]] = {
             for most in (4, 16)
         ),
     ],
-    "lora": [{"learning_rate": 3e-3}],
+    "lora": [LORA, {**LORA, "head_scale": 1.0, "records_per_person": 4}],
 }
-"""Settings that are tried on training senders alone; for adapters one, as each run takes minutes."""
+"""Settings that are tried on training senders alone; for adapters few, as each run takes minutes."""
+CHOSEN_AT = {"frozen": 1.0, "lora": 8.0}
+"""The multiple of the tiers' epsilons at which the best of them is chosen."""
 TIMES = (1.0, 8.0, 64.0)
 """Multiples of the tiers' epsilons."""
 Array = npt.NDArray[Any]
@@ -237,21 +239,20 @@ def run(mails: Mails, wanted: Sequence[Mapping[str, Any]], record: Path, *, spli
 
 def choices(part: str) -> list[dict[str, Any]]:
     """Name the runs that settings are chosen by: at the tiers' own budgets; for adapters at larger ones."""
-    times, seeds = (8.0, (100,)) if part == "lora" else (1.0, (100, 101))
-    return [asked_for(part, times=times, seed=seed, **tried) for tried in TRIED[part] for seed in seeds]
+    seeds = (100,) if part == "lora" else (100, 101)
+    return [
+        asked_for(part, times=CHOSEN_AT[part], seed=seed, **tried) for tried in TRIED[part] for seed in seeds
+    ]
 
 
 def chosen(part: str, record: Path) -> dict[str, Any]:
     """Return the settings that did best on training senders."""
     lines = [json.loads(line) for line in record.read_text().splitlines()]
-    tried = [line for line in lines if line["asked"]["split"] == "choice" and line["asked"]["way"] == part]
+    wanted = {"split": "choice", "way": part, "times": CHOSEN_AT[part]}
+    tried = [line for line in lines if wanted.items() <= line["asked"].items()]
 
     def mean(settings: Mapping[str, Any]) -> float:
-        found = [
-            line["found"]["accuracy"]
-            for line in tried
-            if settings.items() <= line["asked"]["settings"].items()
-        ]
+        found = [line["found"]["accuracy"] for line in tried if line["asked"]["settings"] == settings]
         return sum(found) / len(found) if found else 0.0
 
     return max(TRIED[part], key=mean)
@@ -260,7 +261,9 @@ def chosen(part: str, record: Path) -> dict[str, Any]:
 def wanted(part: str, record: Path, seeds: int) -> list[dict[str, Any]]:
     """Name the runs that are tested."""
     if part == "lora":
-        return [asked_for("lora", times=times, seed=0, **TRIED["lora"][0]) for times in (1.0, 64.0, 8.0)]
+        return [
+            asked_for("lora", times=times, seed=0, **chosen("lora", record)) for times in (1.0, 64.0, 8.0)
+        ]
     best = chosen("frozen", record)
     if part == "frozen-short":
         return [asked_for(part, times=times, seed=seed, **best) for times in TIMES for seed in range(3)]
@@ -277,20 +280,28 @@ def page(record: Path) -> str:
     """Write the page: the tested runs of the chosen settings, and what was tried."""
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     best = {**FROZEN, **chosen("frozen", record)}
+    chosen_for = {"frozen": best, "lora": chosen("lora", record)}
     rows = []
     for name, way, tokens, mechanism, times in (
         ("frozen, logistic regression without privacy", "frozen", None, "none", math.inf),
         ("frozen, uniform DP-SGD (`dp-sgd`)", "frozen", None, "dp-sgd", 1.0),
         ("frozen, without those at epsilon 1 (`dp-sgd-exclude`)", "frozen", None, "dp-sgd-exclude", 1.0),
         *(("**frozen, `pdp-sgd-exact`**", "frozen", None, "pdp-sgd-exact", times) for times in TIMES),
-        *(("adapters, `pdp-sgd-exact`", "lora", LORA_TOKENS, "pdp-sgd-exact", times) for times in TIMES),
+        *(
+            ("frozen, 64 tokens, `pdp-sgd-exact`", "frozen", LORA_TOKENS, "pdp-sgd-exact", times)
+            for times in TIMES
+        ),
+        *(
+            ("**adapters, 64 tokens, `pdp-sgd-exact`**", "lora", LORA_TOKENS, "pdp-sgd-exact", times)
+            for times in TIMES
+        ),
     ):
         wanted = {"split": "test", "way": way, "tokens": tokens, "mechanism": mechanism, "times": times}
         found = [
             line["found"]
             for line in lines
             if wanted.items() <= line["asked"].items()
-            and (way == "lora" or mechanism == "none" or line["asked"]["settings"] == best)
+            and (mechanism == "none" or line["asked"]["settings"] == chosen_for[way])
         ]
         tiers = "none" if mechanism == "none" else " / ".join(f"{epsilon * times:g}" for epsilon in TIERS)
         if found:
@@ -299,8 +310,11 @@ def page(record: Path) -> str:
             )
     tried = [line for line in lines if line["asked"]["split"] == "choice"]
     adapters = [line for line in tried if line["asked"]["way"] == "lora"]
-    at_choice = ", ".join(
-        f"{100 * line['found']['accuracy']:.1f} % at {line['asked']['times']:g} times the tiers' epsilons"
+    at_choice = "; ".join(
+        f"embeddings of norm {line['asked']['settings'].get('head_scale', 384**0.5):.3g}, at most "
+        f"{line['asked']['settings']['records_per_person']} of a sender's mails, {line['asked']['times']:g} times the "
+        f"tiers' epsilons: {100 * line['found']['accuracy']:.1f} % per mail, "
+        f"{100 * line['found']['per_sender']:.1f} % per sender"
         for line in adapters
     )
     beside = _mean([line["found"] for line in tried if line["asked"]["settings"] == best], "accuracy")

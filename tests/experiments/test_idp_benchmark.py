@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.idp_page import idp_benchmark
 from experiments.published import IDP_CASES
 from experiments.record import Record
 from experiments.search import GRIDS
 from experiments.settings import Population, Recipe, Setting
-from experiments.tables import idp_benchmark
 
 
 def run(system: str, case: str, accuracy: float) -> dict[str, Any]:
@@ -44,10 +44,20 @@ def test_where_it_leaves_out_nobody_it_is_uniform(tmp_path: Path) -> None:
     assert gain.endswith("(excluding leaves out nobody, and is dp-sgd).")
 
 
-def test_the_trials_that_a_recipe_follows_from_are_told_from_the_record(tmp_path: Path) -> None:
-    search = Record(tmp_path / "search.jsonl")
+def test_what_was_tried_before_is_told_from_the_record(tmp_path: Path) -> None:
+    search, record = Record(tmp_path / "search.jsonl"), Record(tmp_path / "runs.jsonl")
     recipe = Recipe(steps=200, network="idp", learning_rate=4.0)
     trial = Setting("svhn", "pdp-sgd-exact", recipe, split="validation")
     search.add({"setting": trial.to_dict(), "seed": 0, "accuracy": 0.7})
-    text = idp_benchmark(search, Record(tmp_path / "runs.jsonl")).markdown
-    assert "random at 200 steps of 1,024, learning rate 4, 70.00" in text
+    text = idp_benchmark(search, record).markdown
+    assert "200 steps of 1,024 at rate 4 from random weights, 70.00 %. The number" in text
+    record.add({**run("pdp-sgd-exact", "34/43/23", 0.9)})
+    assert idp_benchmark(search, record).markdown.count("on the test people") == 0
+    other = {**run("pdp-sgd-exact", "34/43/23", 0.8)}
+    other["setting"]["recipe"]["steps"] = 64
+    record.add(other)
+    text = idp_benchmark(search, record).markdown
+    assert (
+        "then, on the test people, 64 steps of 2,048 at rate 4 from drawn weights, 80.00 %. The number"
+        in text
+    )
