@@ -71,6 +71,29 @@ def test_own_images_are_charged_to_the_ledger_also_for_people_without_a_record(r
     assert not Ledger(tmp_path / "people.ledger").check().problems
 
 
+def test_a_vote_of_few_labels_is_warned_of_before_anybody_is_charged(run, tmp_path, monkeypatch) -> None:
+    own_files(tmp_path)
+    options = ("--budgets", "people.csv", "--id-column", "person", "--quiet", "--public", "public.npz")
+    said = []
+
+    def stop(message: str) -> None:
+        said.append(message)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdpsgd.cli.agreement.say_warning", stop)
+    monkeypatch.setattr("pdpsgd.cli.pate.warn_of_release", lambda *_, **__: None)
+    for more, message in (
+        (("--teachers", "10"), "Expect hardly more than a guess: these people allow"),
+        (("--teachers", "20"), "Expect a rough model at best: these people allow"),
+        (("--teachers", "250"), "each of 250 teachers has 4 people to learn 10 classes from"),
+    ):
+        result = run("pate", "images.npz", *options, *more, "--run-folder", "r")
+        assert result.exit_code == 130
+        assert message in said.pop()
+        assert not (tmp_path / "people.ledger").exists()
+        assert not (tmp_path / "r").exists()
+
+
 def test_a_vote_that_budgets_do_not_allow_enrolls_nobody_and_makes_no_ledger(run, tmp_path) -> None:
     own_files(tmp_path)
     options = ("--budgets", "people.csv", "--id-column", "person", "--teachers", "2", "--quiet")

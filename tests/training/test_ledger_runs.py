@@ -71,6 +71,24 @@ def test_the_place_of_a_ledger_is_enough_and_newcomers_are_enrolled(ledger: Ledg
     assert [len(ledger.person(name).charges) for name in ("p0", "p59")] == [2, 1]
 
 
+@pytest.mark.filterwarnings("error:Expect")
+def test_too_much_noise_is_warned_of_before_anybody_is_enrolled_or_charged(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    head, strict = ledger.head, Budgets([0.1] * PEOPLE, ids=LISTED.ids)
+    with pytest.raises(UserWarning, match="People are charged for this run"):
+        fit(nn.Linear(4, 2), DATA, strict, ledger=ledger, run_folder=tmp_path / "january", **SETTINGS)
+    assert ledger.head == head
+    assert not ledger.runs()
+    assert not (tmp_path / "january" / "private" / "reservation.json").exists()
+
+
+@pytest.mark.filterwarnings("error:Expect")
+def test_of_a_plan_with_enough_signal_nothing_is_said(ledger: Ledger) -> None:
+    many = Budgets([8.0] * PEOPLE, ids=LISTED.ids)
+    fit(nn.Linear(4, 2), DATA, many, ledger=ledger, **{**SETTINGS, "batch_size": PEOPLE}, spend="all")
+
+
 def test_a_list_never_changes_what_somebody_allowed(ledger: Ledger) -> None:
     ledger.enroll(LISTED)
     ledger.consent(Budgets([0.5], ids=["p2"]))

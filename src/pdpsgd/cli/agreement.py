@@ -73,9 +73,22 @@ def confirm_signal(plan: Plan, parameters: int | None, *, yes: bool, charges: bo
         return
     seen = outlook(plan, parameters)
     doubt = doubt_about_signal(seen, parameters)
-    if doubt is None:
-        return
-    if yes or not charges or seen.signal_to_noise >= TOO_NOISY or not _on_a_terminal():
+    if doubt is not None:
+        confirm_doubt(doubt, asks=charges and seen.signal_to_noise < TOO_NOISY, yes=yes)
+
+
+def confirm_doubt(doubt: str, *, asks: bool, yes: bool) -> None:
+    """Say what speaks against a run, before anything is spent.
+
+    Args:
+        doubt: What speaks against it.
+        asks: Whether somebody at a terminal is asked: people would be charged for hardly more than a guess.
+        yes: Whether somebody agreed already.
+
+    Raises:
+        PdpsgdError: If somebody was asked, and did not agree.
+    """
+    if yes or not asks or not _on_a_terminal():
         say_warning(doubt)
         return
     _ask(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pdpsgd.cli import shared
-from pdpsgd.cli.agreement import confirm_without_promise
+from pdpsgd.cli.agreement import confirm_doubt, confirm_without_promise, warn_of_release
 from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.own_ledger import TrainingLedger, announce, open_or_create
 from pdpsgd.cli.pate_data import check_public, split
@@ -197,10 +197,11 @@ def pate(
     with _folder_of(run_folder, f"{Path(data).stem}-{mechanism}") as folder:
         if place is None or not budgets.named:
             planned = vote.planned(budgets)
+            _confirm(planned, inputs, yes=yes, charges=False)
             result = _run(vote, planned, budgets, inputs, folder, None, quiet=quiet)
         else:
             with open_or_create(place, screen) as kept:
-                result = _run_in_ledger(vote, inputs, folder, kept, ledger, screen)
+                result = _run_in_ledger(vote, inputs, folder, kept, ledger, screen, yes=yes)
     _show(result, screen)
     from pdpsgd.reporting import write_run_report
 
@@ -231,6 +232,8 @@ def _run_in_ledger(
     ledger: Ledger,
     asked: TrainingLedger,
     screen: shared.Screen,
+    *,
+    yes: bool,
 ) -> TrainingResult:
     """Plan with what people have left, reserve the run, and vote under the reservation."""
     from pdpsgd.training.booking import book, under
@@ -242,6 +245,8 @@ def _run_in_ledger(
         offer = ledger.offer(asked.spend, people=vote.budgets.ids).budgets
         planned = vote.planned(offer, accountant="certificate")
         planned = replace(planned, plan=ledger.mark(planned.plan))
+        warn_of_release(inputs, seeded=vote.seed is not None)
+        _confirm(planned, inputs, yes=yes, charges=True)
         options = TrainingOptions(spend=asked.spend)
         reserved = book(ledger, budgets=vote.budgets, options=options, plan=planned.plan, folder=folder)
     except BaseException:
@@ -251,6 +256,15 @@ def _run_in_ledger(
         announce(reserved, ledger.place, asked.spend, screen)
         planned = replace(planned, plan=reserved.plan)
         return _run(vote, planned, offer, inputs, folder, reserved, quiet=screen.quiet)
+
+
+def _confirm(planned: VotePlan, inputs: TrainingInputs, *, yes: bool, charges: bool) -> None:
+    """Say before anything is spent what speaks against a vote."""
+    from pdpsgd.pate.outlook import doubt_about_vote
+
+    doubt = doubt_about_vote(planned, len(inputs.classes))
+    if doubt is not None:
+        confirm_doubt(doubt.text, asks=charges and doubt.is_guess, yes=yes)
 
 
 def _run(

@@ -64,9 +64,12 @@ def _quarter(inputs: TrainingInputs) -> float:
     return float(min(1024, max(1, (0 if inputs.budgets is None else len(inputs.budgets)) // 4)))
 
 
-def _with_evaluation(options: CommandOptions, plan: Plan) -> CommandOptions:
-    """Evaluate twenty times, unless something else is asked for."""
-    return options.with_defaults(evaluate_every=max(1, plan.steps // 20))
+def _with_evaluation(options: CommandOptions, plan: Plan, inputs: TrainingInputs) -> CommandOptions:
+    """Evaluate twenty times, unless something else is asked for, but never more records than the run trains on."""
+    trained = sum(each.steps * each.expected_batch_size for each in plan.rounds)
+    tested = 0 if inputs.test_data is None else len(inputs.test_data[0])
+    times = max(1, min(20, int(trained / max(tested, 1))))
+    return options.with_defaults(evaluate_every=max(1, plan.steps // times))
 
 
 def network_of(inputs: TrainingInputs, options: CommandOptions, screen: Screen) -> nn.Module:
@@ -125,7 +128,9 @@ def fit_in_ledger(
         with given_up_after_errors(reserved, folder):
             announce(reserved, place, asked.spend, screen, rehearsed=inputs.rehearsal)
             _show_plan(reserved.plan, network, inputs, options, screen, allows=reserved.allowed_by_level())
-            return _fit(network, inputs, _with_evaluation(options, reserved.plan), reservation=reserved)
+            return _fit(
+                network, inputs, _with_evaluation(options, reserved.plan, inputs), reservation=reserved
+            )
 
 
 def _agree(plan: Plan, inputs: TrainingInputs, options: CommandOptions, *, yes: bool) -> None:
@@ -146,7 +151,7 @@ def fit_by_plan(
     """Train by a plan that is in no ledger."""
     confirm_signal(plan, options.parameters, yes=yes, charges=False)
     _show_plan(plan, network, inputs, options, screen)
-    return _fit(network, inputs, _with_evaluation(options, plan), plan=plan)
+    return _fit(network, inputs, _with_evaluation(options, plan, inputs), plan=plan)
 
 
 def _fit(network: nn.Module, inputs: TrainingInputs, options: CommandOptions, **how: Any) -> TrainingResult:

@@ -461,7 +461,7 @@ def doubt_about_signal(best: Outlook, parameters: int) -> str | None:
     people = math.ceil(best.people_used * ENOUGH / max(best.signal_to_noise, 1e-9) / 10) * 10
     smaller = int(parameters * (best.signal_to_noise / ENOUGH) ** 2)
     network = (
-        f", a network of {smaller:,} parameters at most (--model linear, fewer columns)"
+        f", a network of {smaller:,} parameters at most (a linear one, or fewer columns)"
         if smaller >= 2
         else ", a much smaller network"
     )

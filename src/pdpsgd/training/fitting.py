@@ -16,7 +16,7 @@ from pdpsgd.engine.checks.augmentation import check_augment
 from pdpsgd.engine.distributed import is_first_rank
 from pdpsgd.engine.fingerprints import digest_of_module
 from pdpsgd.engine.privacy_engine import PrivacyEngine, Spent
-from pdpsgd.errors import fail
+from pdpsgd.errors import fail, warn
 from pdpsgd.ledger import Ledger
 from pdpsgd.models.networks import count_parameters
 from pdpsgd.planning.mechanisms.least_squares import NAME as LEAST_SQUARES
@@ -353,7 +353,26 @@ def _book(
             "record is whose on the ledger's list. Got neither."
         )
     device = next((parameter.device for parameter in model.parameters()), None)
-    return book(ledger, budgets=inputs.budgets, options=options, plan=plan, folder=folder, device=device)
+    return book(
+        ledger,
+        budgets=inputs.budgets,
+        options=options,
+        plan=plan,
+        folder=folder,
+        device=device,
+        agree=lambda made: _warn_before_charging(made, options),
+    )
+
+
+def _warn_before_charging(plan: Plan, options: TrainingOptions) -> None:
+    """Say what speaks against a run before anybody is charged for it; where warnings are errors, nobody is."""
+    from pdpsgd.planning.advice import doubt_about_signal, outlook
+
+    if options.parameters is None:
+        return  # nothing is trained step by step
+    doubt = doubt_about_signal(outlook(plan, options.parameters), options.parameters)
+    if doubt is not None:
+        warn(f"{doubt} People are charged for this run whatever becomes of it.")
 
 
 def _trainer(
