@@ -28,6 +28,7 @@ __all__ = [
     "push_function_mode",
     "share_step_hooks",
     "version",
+    "versions",
 ]
 
 
@@ -50,6 +51,14 @@ def keep_version(tensor: Tensor) -> AbstractContextManager[Any]:
 def version(tensor: Tensor) -> int:
     """Return how many writes torch has counted; inference tensors are not counted."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def versions(tensors: list[Tensor | None]) -> list[int]:
+    """Return the same for many tensors, in little time; -1 for None."""
+    try:
+        return [-1 if tensor is None else tensor._version for tensor in tensors]
+    except RuntimeError:  # an inference tensor has no count
+        return [-1 if tensor is None else version(tensor) for tensor in tensors]
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:

@@ -149,10 +149,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _parts(tree: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(tree, Mapping):
-        yield from tree.items()
-    elif isinstance(tree, (list, tuple)):
+    if isinstance(tree, (list, tuple)):
         yield from enumerate(tree)
+    elif isinstance(tree, Mapping):
+        yield from tree.items()
     elif _holds_fields(tree):
         yield from ((field.name, getattr(tree, field.name)) for field in fields(tree) if field.init)
 

@@ -15,14 +15,24 @@ from pdpsgd.errors import warn
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
 
-_steps_on: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # private steps, in this process
+_steps_on: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()  # private steps, in this process
 _private_before: WeakSet[Optimizer] = WeakSet()  # their state is what private steps left
 
 
-def count_step(module: nn.Module, optimizer: Optimizer) -> None:
-    """Remember that the module has taken one more private step."""
-    _steps_on[module] = _steps_on.get(module, 0) + 1
-    _private_before.add(optimizer)
+class TakenSteps:
+    """The private steps that a module has taken in this process."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._begun = False
+        self._count = _steps_on.setdefault(module, [0])
+
+    def count(self) -> None:
+        """Remember that the module has taken one more private step, by this optimizer."""
+        self._count[0] += 1
+        if not self._begun:  # weak references take their time
+            self._begun = True
+            _private_before.add(self._optimizer)
 
 
 class EarlierTraining(StepObserver):
@@ -44,7 +54,7 @@ class EarlierTraining(StepObserver):
 
 def _warn_of_earlier_steps(module: nn.Module, plan: Plan) -> None:
     """Say that a module was trained before, unless the plan's history has as many steps."""
-    taken = _steps_on.get(module, 0)
+    taken = sum(_steps_on.get(module, [0]))
     counted = max(sum(exposure.steps for exposure in exposures_of(level.history)) for level in plan.levels)
     if taken > counted:
         warn(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pdpsgd.engine._torch import share_step_hooks
-from pdpsgd.engine.earlier_training import count_step
+from pdpsgd.engine.earlier_training import TakenSteps
 from pdpsgd.engine.noising import Noise, NoisedSums, dequantized
 from pdpsgd.errors import fail
 from pdpsgd.sampling.noise import quantize
@@ -75,6 +75,10 @@ class PrivateOptimizer(Optimizer):
         self._count_unseen = count_unseen  # how much this rank's guards could not see through so far
         self.unseen_on_all_ranks = 0  # how much that is on all ranks
         self._noised = NoisedSums(gradients.sums, gradients.flat_sums)
+        self._figures: dict[int, tuple[float, float]] = {}  # of each round's noise
+        # By identity, and once: this is asked at every step.
+        self._shapes = {id(parameter): total.shape for parameter, total in gradients.sums.items()}
+        self._taken = TakenSteps(gradients.module, optimizer)
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._views = views
@@ -128,7 +132,7 @@ class PrivateOptimizer(Optimizer):
                 self._norms.settle(batch.step)
             self.original.step()
             self.took_step = True
-            count_step(self._gradients.module, self.original)
+            self._taken.count()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -197,6 +201,8 @@ class PrivateOptimizer(Optimizer):
         self, batch: PhysicalBatch, spending: SpendingFilter | None
     ) -> Callable[[Tensor], None] | None:
         """Return who is told what each person gives: the filter of the round, and the keeper of norms."""
+        if spending is None and self._norms is None:
+            return None
         told = [] if spending is None else [partial(spending.charge, batch)]
         if self._norms is not None:
             told.append(partial(self._norms.note, batch))
@@ -205,7 +211,7 @@ class PrivateOptimizer(Optimizer):
             for each in told:
                 each(given)
 
-        return tell if told else None
+        return tell
 
     def _release_step(self, step: int) -> None:
         self._check_parameters()
@@ -220,7 +226,7 @@ class PrivateOptimizer(Optimizer):
             self._release_on_ranks(noise)
         # The public divisor: never the sampled size, never the number of records.
         for noised in self._noised.flat:
-            noised.div_(planned.expected_batch_size)
+            noised.mul_(1 / planned.expected_batch_size)  # to divide takes several times as long
         # Nothing else may lie there: a gradient left in a frozen parameter would move it without noise.
         for group in self.original.param_groups:
             for parameter in group["params"]:
@@ -247,25 +253,28 @@ class PrivateOptimizer(Optimizer):
 
         The margins that cover rounding are parts of that norm, so the unit of integer sums is, too.
         """
-        planned = self._execution.round_of(step)
-        largest = max(planned.clip_scales) or 1.0  # 0: nobody is used, and there is nothing to round
-        return Noise(step, largest * self._execution.plan.max_grad_norm, planned.noise_multiplier / largest)
+        index, plan = self._execution.round_index(step), self._execution.plan
+        if index not in self._figures:
+            planned = plan.rounds[index]
+            largest = max(planned.clip_scales) or 1.0  # 0: nobody is used, and there is nothing to round
+            self._figures[index] = largest * plan.max_grad_norm, planned.noise_multiplier / largest
+        return Noise(step, *self._figures[index])
 
     def _check_parameters(self) -> None:
-        known = self._gradients.sums
         for index, group in enumerate(self.original.param_groups):
             for parameter in group["params"]:
-                if parameter not in known and parameter.requires_grad:
+                shape = self._shapes.get(id(parameter))
+                if shape is None and parameter.requires_grad:
                     fail(
                         "Expected the optimizer to hold trainable parameters of the private module only. Got "
                         f"one of shape {tuple(parameter.shape)} in param_groups[{index}] that the module "
                         "does not have (or did not have when it was made private): it would be moved by a "
                         "gradient without noise."
                     )
-                if parameter in known and parameter.shape != known[parameter].shape:
+                if shape is not None and parameter.shape != shape:
                     fail(
                         f"Expected parameters in the shapes they had when they were made private: "
-                        f"{tuple(known[parameter].shape)}. Got {tuple(parameter.shape)} in param_groups[{index}]."
+                        f"{tuple(shape)}. Got {tuple(parameter.shape)} in param_groups[{index}]."
                     )
 
 

@@ -168,7 +168,7 @@ class TensorRecords:
     def batches(self, batches: Iterable[PhysicalBatch]) -> Iterator[tuple[PhysicalBatch, Batch]]:
         """Yield each batch with its records as a list of tensors."""
         for batch in batches:
-            numbers = torch.from_numpy(batch.records).clamp(min=0)
+            numbers = torch.from_numpy(np.maximum(batch.records, 0))
             if len(self):
                 yield batch, [part.index_select(0, numbers.to(part.device)) for part in self.tensors]
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -274,7 +274,7 @@ class ClippedGradients:
                 )
             if size:
                 for parameter, gradient in call.found():
-                    uses.setdefault(cast(nn.Parameter, parameter), []).append(gradient)
+                    uses.setdefault(parameter, []).append(gradient)  # type: ignore[arg-type]
         return {parameter: summed(parts) for parameter, parts in uses.items()}
 
     def _check_nothing_untracked(self) -> None:

@@ -41,14 +41,14 @@ class Layers:
             gradient, total = whole, sums[parameter]
             if isinstance(whole, PartOfRows):
                 gradient, total = whole.part, total[whole.rows]
-            if isinstance(gradient, Materialized) and native.has_layer(gradient.values, total):
+            if isinstance(gradient, Materialized) and native.has_layer(total, gradient.values):
                 parts.append((gradient.values, None, total))
             elif isinstance(gradient, OuterProducts) and self._is_together(gradient, total):
                 if gradient.arrange is not None:
                     matrix = total.new_zeros(gradient.matrix)
                     self._arranged.append((gradient.arrange, matrix, total))
                     total = matrix
-                parts.append((gradient.left, gradient.right, total))
+                parts.append((*gradient.factors, total))
             else:
                 self._others.append((gradient if groups is None else over_people(gradient, groups), total))
         size = next((gradient.batch_size for gradient in gradients.values()), 0)
@@ -58,11 +58,8 @@ class Layers:
         self._together = native.layers(parts, size, *rows) if parts else None
 
     def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
-        return (
-            (gradient.positions == 1 or (gradient.by_gram and self._groups is None))
-            and native.has_layer(gradient.left, total)
-            and native.has_layer(gradient.right, total)
-        )
+        at_once = gradient.positions == 1 or (gradient.by_gram and self._groups is None)
+        return at_once and native.has_layer(total, *gradient.factors)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each example's, or person's, gradients, in float64."""

@@ -140,7 +140,10 @@ class Kept(PerExample):
 
 
 class OuterProducts(PerExample):
-    """Sums over positions of outer products left (x) right: (examples, positions, out), (examples, positions, in)."""
+    """Sums over positions of outer products left (x) right: (examples, positions, out), (examples, positions, in).
+
+    Where there is one position for each example, it may be left out: (examples, out), (examples, in).
+    """
 
     def __init__(
         self,
@@ -151,18 +154,27 @@ class OuterProducts(PerExample):
         arrange: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view."""
-        self.left = accurate(left)
-        self.right = accurate(right)
-        self.dtype = self.left.dtype
-        self.batch_size, self.positions, rows = left.shape
-        self.matrix = (rows, right.shape[2])
+        self.factors = accurate(left), accurate(right)
+        self.dtype = self.factors[0].dtype
+        self.batch_size, self.positions = left.shape[0], 1 if left.dim() == 2 else left.shape[1]
+        self.matrix = (left.shape[-1], right.shape[-1])
         self.shape = shape or torch.Size(self.matrix)
         self.workspace = workspace or Workspace()
         self.arrange = arrange
         self.by_gram = self.positions > 1 and gram_is_cheaper(
-            self.positions, *self.matrix, compiled=native.has_numbers(self.left)
+            self.positions, *self.matrix, compiled=native.has_numbers(self.factors[0])
         )
         self._kept: Tensor | None = None  # all of them, materialized, if there is room
+
+    @property
+    def left(self) -> Tensor:
+        """The left factor: (examples, positions, out)."""
+        return _with_positions(self.factors[0])
+
+    @property
+    def right(self) -> Tensor:
+        """The right factor: (examples, positions, in)."""
+        return _with_positions(self.factors[1])
 
     def squared_norms(self) -> Tensor:
         """Take them without materializing the products, where that is cheaper."""
@@ -241,8 +253,8 @@ class OuterProducts(PerExample):
         # the smallest size would make what follows crawl.)
         size = self.left.abs().amax(2, keepdim=True)
         size = torch.where(size > 0, size, 1)
-        self.left, self.right = self.left / size, self.right * size
-        left, right = _gram(self.left), _gram(self.right)
+        self.factors = self.left / size, self.right * size
+        left, right = map(_gram, self.factors)
         gram: Tensor = torch.linalg.vecdot(left.flatten(1), right.flatten(1))
         terms = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
         added = sum(min(width, STRETCH) for width in self.matrix)
@@ -374,6 +386,10 @@ class PartOfRows(PerExample):
         return None if part is None else PartOfRows(part, self.shape, self.rows)
 
 
+def _with_positions(factor: Tensor) -> Tensor:
+    return factor[:, None] if factor.dim() == 2 else factor
+
+
 def _gram(factors: Tensor) -> Tensor:
     """Return the inner products of each example's positions, in float64 over stretches of features."""
     stretches = torch.split(factors, STRETCH, 2)
@@ -415,8 +431,8 @@ def detached(parameter: Any) -> Any:
 
 
 def positions(tensor: Tensor) -> Tensor:
-    """Return (examples, ..., features) as (examples, positions, features)."""
-    return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
+    """Return (examples, ..., features) as (examples, positions, features); a matrix stays as it is."""
+    return tensor if tensor.dim() in (2, 3) else tensor.flatten(1, -2)
 
 
 def shift_gradient(output_gradient: Tensor) -> Materialized:

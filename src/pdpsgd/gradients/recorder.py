@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -150,7 +149,7 @@ class Recorder:
         self.records_evaluation = not module.training
         self.surveying: Survey | None = None  # a pass over a few rows that finds out what is batched
         self.survey: Survey | None = None  # what was found, for the model's inputs as they are given
-        self.calls_so_far: Counter[Site] = Counter()  # of each layer, in this forward pass
+        self.calls_so_far: dict[Site, int] = {}  # of each layer, in this forward pass
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._backward = -1
 
@@ -208,8 +207,8 @@ class Site:
 
     def count_call(self) -> int:
         """Return how many calls of this layer the forward pass has had before."""
-        number = self.recorder.calls_so_far[self]
-        self.recorder.calls_so_far[self] += 1
+        so_far = self.recorder.calls_so_far
+        number = so_far[self] = so_far.get(self, -1) + 1
         return number
 
     def follows_batch(self, call: int, leaf: int, dim: int) -> bool | None:
@@ -219,13 +218,15 @@ class Site:
 
     def check_input(self, args: Any, kwargs: Any) -> None:
         """Refuse an input that all examples share, although it has as many rows as the batch."""
-        call = self.count_call()
-        leaves = [args[0]] if args and isinstance(args[0], Tensor) else pytree.tree_leaves((args, kwargs))
-        place = next((index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
-        if place is None or self.recorder.batch_size in (None, 1):
+        call, size = self.count_call(), self.recorder.batch_size
+        place, first = 0, args[0] if args else None
+        if not isinstance(first, Tensor):
+            leaves = enumerate(pytree.tree_leaves((args, kwargs)))
+            place, first = next(((at, leaf) for at, leaf in leaves if isinstance(leaf, Tensor)), (0, None))
+        if first is None or size is None or size == 1:
             return
-        shape = leaves[place].shape
-        if shape[:1] == (self.recorder.batch_size,) and self.follows_batch(call, place, 0) is False:
+        shape = first.shape
+        if shape and shape[0] == size and self.follows_batch(call, place, 0) is False:
             fail(
                 f"Expected the first dimension of what {self.name} is given to be the batch. Got {tuple(shape)}, which "
                 f"has as many rows as this batch of {shape[0]} examples by chance: with another batch size it has "

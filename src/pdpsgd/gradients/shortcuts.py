@@ -32,19 +32,22 @@ def sequence(container: nn.Sequential, inputs: Any) -> Any:
     index = 0
     previous: nn.Module | None = None
     while index < len(modules):
-        module, *rest = modules[index:]
-        activate = _MONOTONE.get(type(module)) if _untouched(module) else None
+        module = modules[index]
+        activate = _MONOTONE.get(type(module))
+        if activate is None or not _untouched(module):
+            inputs, previous, index = module(inputs), module, index + 1
+            continue
         free = type(previous) in _OUTPUT_IS_FREE and _untouched(previous)
-        following = rest[0] if rest else None
-        if activate is not None and _is_plain_pooling(following) and (free or not _in_place(module)):
+        following, *after = modules[index + 1 : index + 3] or (None,)
+        if _is_plain_pooling(following) and (free or not _in_place(module)):
             if type(module) is nn.ReLU and has_max_pool(following, inputs):
                 inputs, previous, index = max_pool(following, inputs, rectify=True), None, index + 2
                 continue
             # The activation's output, unlike the pooling's, must not be overwritten afterwards.
-            if len(rest) > 1 and not _in_place(rest[1]):
+            if after and not _in_place(after[0]):
                 inputs, previous, index = following(inputs), following, index + 1
                 free = True
-        inputs = activate(inputs) if activate is not None and free else module(inputs)
+        inputs = activate(inputs) if free else module(inputs)
         previous, index = module, index + 1
     return inputs
 

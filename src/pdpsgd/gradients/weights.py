@@ -102,8 +102,9 @@ def charged_norms(norms: Tensor, weights: Tensor, largest_clip_norm: float) -> T
 
 def checked_largest(clip_norms: Tensor, largest_clip_norm: float | None) -> float:
     """Return the largest clipping norm, which must not depend on who is in the batch."""
-    smallest, largest = (float(norm) for norm in clip_norms.aminmax())
+    largest = float(clip_norms.max())
     if largest_clip_norm is None:
+        smallest = float(clip_norms.min())
         if smallest < largest:
             fail(
                 "Expected largest_clip_norm, the largest that anybody has, where clipping norms differ. Got None, and "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pdpsgd.engine._torch import own_buffers, own_parameters, version
+from pdpsgd.engine._torch import own_buffers, own_parameters, version, versions
 from pdpsgd.engine.fingerprints import fingerprint_value
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.errors import fail
@@ -87,7 +87,7 @@ class BufferWatch(StepObserver):
     def _now(self) -> tuple[list[Tensor | None], list[int]]:
         """Return all tensors, and how often each was written to, in little time."""
         tensors = [tensor for held in self._held for tensor in held.values()]
-        return tensors, [-1 if tensor is None else version(tensor) for tensor in tensors]
+        return tensors, versions(tensors)
 
     def _refuse_what_changed(self) -> None:
         writes = {id(tensor): count for tensor, count in zip(*self._before, strict=True)}

@@ -95,9 +95,9 @@ class SeenValues:
             if has_rows(leaf, size) and size:
                 found = _classes_of(leaf.detach())
                 known = self._seen.setdefault(name, set())
-                few = len(known) <= MOST_CLASSES
-                news |= few and not found <= known
-                known |= found if few else set()
+                if len(known) <= MOST_CLASSES and not found <= known:
+                    news = True
+                    known |= found
         self._news += news
         return news
 
@@ -105,8 +105,8 @@ class SeenValues:
 def _classes_of(leaf: Tensor) -> set[float]:
     """Return the values of a tensor that may be classes."""
     if leaf.numel() == leaf.shape[0]:
-        flat = leaf.reshape(-1)
-        values = set((flat if len(flat) <= FEW_ROWS else torch.unique(flat)).tolist())
+        flat = leaf if leaf.dim() == 1 else leaf.reshape(-1)
+        values = set((flat if leaf.numel() <= FEW_ROWS else torch.unique(flat)).tolist())
         return values if not leaf.is_floating_point() or len(values) <= MOST_FLAGS else set()
     if leaf.is_floating_point() or leaf.dtype == torch.bool:
         return set()

@@ -6,6 +6,7 @@ Whether tensors do, and whether the code is to be trusted, is asked in `dispatch
 from __future__ import annotations
 
 import ctypes
+from array import array
 from functools import lru_cache
 from typing import Any, cast
 
@@ -84,6 +85,8 @@ class Layers:
     ) -> None:
         """A part has factors (examples, positions, width) and a total; or rows, None and a total.
 
+        Factors of one position may be matrices.
+
         With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each; and
         `whose` they are, below 0 for nobody.
         """
@@ -100,9 +103,10 @@ class Layers:
                 continue
             right = right.contiguous()
             self._in_use.append(right)
-            _, positions, width = left.shape
-            fields += (positions, width, right.shape[2], left.data_ptr(), right.data_ptr(), total.data_ptr())
-        self._fields = _integers(*fields)
+            *_, width = left.shape
+            positions = left.shape[1] if left.dim() == 3 else 1
+            fields += (positions, width, right.shape[-1], left.data_ptr(), right.data_ptr(), total.data_ptr())
+        self._fields = array("q", fields)
         self._ratios = torch.empty(len(parts), examples, dtype=torch.float64, device="cpu")
 
     def squares(self, smallest: float) -> Tensor:
@@ -121,7 +125,8 @@ class Layers:
 
     def _counts(self) -> tuple[Any, ...]:
         starts = None if self._starts is None else _address(self._starts)
-        return ctypes.c_int64(self._count), self._fields, ctypes.c_int64(self._examples), starts
+        fields = ctypes.c_void_p(self._fields.buffer_info()[0])
+        return ctypes.c_int64(self._count), fields, ctypes.c_int64(self._examples), starts
 
 
 def _succeed(failed: int) -> None:

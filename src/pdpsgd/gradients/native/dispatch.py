@@ -111,14 +111,15 @@ def has_numbers(tensor: Tensor) -> bool:
     return _has_numbers(tensor) and library() is not None
 
 
-def has_layer(values: Tensor, total: Tensor) -> bool:
+def has_layer(total: Tensor, *values: Tensor) -> bool:
     """Whether the compiled code can add what these numbers say to this total."""
     return (
-        has_numbers(values)
+        all(map(_has_numbers, values))
         and type(total) is Tensor
         and total.dtype == torch.float64
-        and total.device.type == "cpu"
+        and total.is_cpu
         and total.is_contiguous()
+        and library() is not None
     )
 
 
@@ -369,7 +370,7 @@ def _has_numbers(tensor: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.dtype == torch.float32
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )

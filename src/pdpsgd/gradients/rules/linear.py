@@ -27,8 +27,10 @@ def project(
     site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: slice = slice(None)
 ) -> Tensor:
     """Apply `rows` of a weight and a bias as a linear layer."""
-    fixed_bias = detached(bias)
-    outputs = F.linear(inputs, detached(weight)[rows], None if fixed_bias is None else fixed_bias[rows])
+    fixed, fixed_bias = detached(weight), detached(bias)
+    if rows != slice(None):
+        fixed, fixed_bias = fixed[rows], None if fixed_bias is None else fixed_bias[rows]
+    outputs = F.linear(inputs, fixed, fixed_bias)
 
     def gradients(output_gradient: Tensor) -> Gradient:
         if weight.requires_grad:
