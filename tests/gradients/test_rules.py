@@ -225,6 +225,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "embedding, one lookup": (nn.Embedding(6, 3), torch.randint(6, (4,))),
     "embedding, padding": (nn.Embedding(6, 3, padding_idx=2), torch.randint(6, (4, 5))),
     "embedding over a grid": (nn.Embedding(6, 3), torch.randint(6, (4, 2, 3))),
+    "embedding, every row twice": (nn.Embedding(3, 17), torch.arange(3).repeat(4, 2)),
+    "bag, every row twice": (nn.EmbeddingBag(3, 17, mode="sum"), torch.arange(3).repeat(4, 2)),
     "bag, mean": (nn.EmbeddingBag(6, 3), torch.randint(6, (4, 5))),
     "bag, sum with padding": (nn.EmbeddingBag(6, 3, mode="sum", padding_idx=2), torch.randint(6, (4, 5))),
     "bag, mean with padding": (nn.EmbeddingBag(4, 3, padding_idx=1), torch.randint(4, (9, 3))),

@@ -149,7 +149,7 @@ def test_sums_over_positions_are_off_by_no_more_than_their_bound(
     left[:, :2] *= 10.0 ** torch.randint(0, 9, (examples, 1, 1))
     left, right = left * 10.0**scale, right * 10.0**-scale
     total = torch.zeros(widths, dtype=torch.float64)
-    layers = native.layers([(left, right, total)], examples)
+    layers = native.layers([(left, right, total)], [], examples)
     norms = layers.squares(0.0).sqrt()
     products = left.double().transpose(1, 2) @ right.double()
     assert bool((norms >= (1 - 2.0**-20) * products.flatten(1).norm(dim=1)).all())

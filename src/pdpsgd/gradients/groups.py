@@ -13,8 +13,8 @@ from functools import cached_property, singledispatch
 import torch
 from torch import Tensor
 
+from pdpsgd.gradients.lookups import Lookups, TableGradients
 from pdpsgd.gradients.per_example import (
-    Lookups,
     Materialized,
     OuterProducts,
     PartOfRows,
@@ -100,6 +100,11 @@ def _(gradient: Materialized, groups: Groups) -> PerExample:
 @over_people.register
 def _(gradient: Lookups, groups: Groups) -> PerExample:
     return gradient.owned_by(groups.owner, groups.people)
+
+
+@over_people.register
+def _(gradient: TableGradients, groups: Groups) -> PerExample:
+    return gradient.lookups.owned_by(groups.owner, groups.people)
 
 
 @over_people.register

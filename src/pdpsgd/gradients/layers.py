@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.gradients.groups import Groups, over_people
+from pdpsgd.gradients.lookups import Passed, TableGradients
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample
 from pdpsgd.gradients.sums import SMALLEST_FACTOR
@@ -37,6 +38,7 @@ class Layers:
         self._others: list[tuple[PerExample, Tensor]] = []
         self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
         parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        tables: list[tuple[Passed, Tensor]] = []
         for parameter, whole in gradients.items():
             gradient, total = whole, sums[parameter]
             if isinstance(whole, PartOfRows):
@@ -49,13 +51,19 @@ class Layers:
                     self._arranged.append((gradient.arrange, matrix, total))
                     total = matrix
                 parts.append((*gradient.factors, total))
+            elif (
+                isinstance(gradient, TableGradients)
+                and groups is None
+                and native.has_table(total, *gradient.passed)
+            ):
+                tables.append((gradient.passed, total))
             else:
                 self._others.append((gradient if groups is None else over_people(gradient, groups), total))
         size = next((gradient.batch_size for gradient in gradients.values()), 0)
         if groups is not None:
             size = groups.people
         rows = (None, None) if groups is None else (groups.starts, groups.whose)
-        self._together = native.layers(parts, size, *rows) if parts else None
+        self._together = native.layers(parts, tables, size, *rows) if parts or tables else None
 
     def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
         at_once = gradient.positions == 1 or (gradient.by_gram and self._groups is None)

@@ -279,53 +279,6 @@ def _arranging(
     return lambda rows: arrange(rows.view(-1, *matrix))
 
 
-class Lookups(PerExample):
-    """Gradients of a table of which each example used some rows: (uses, width), each with its example and its row."""
-
-    def __init__(
-        self, examples: Tensor, rows: Tensor, values: Tensor, shape: torch.Size, batch_size: int
-    ) -> None:
-        """No two uses have the same example and the same row."""
-        self.shape, self.batch_size = shape, batch_size
-        self._owner, self._row, self._values = examples, rows, accurate(values)
-        self.dtype = self._values.dtype
-
-    def squared_norms(self) -> Tensor:
-        """Of the rows used, each counted once."""
-        squares = row_squared_norms(self._values)
-        return squares.new_zeros(self.batch_size).index_add_(0, self._owner, squares)
-
-    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """Add to the rows used."""
-        if native.has_weighted_sums(self._values, total):
-            native.add_uses(self._owner, self._row, weights, self._values, total)
-            return
-        total.index_add_(0, self._row, self._values.to(total.dtype) * weights[self._owner, None])
-
-    def materialize(self, first: int, last: int) -> Tensor:
-        """Fill a table per example."""
-        chosen = (self._owner >= first) & (self._owner < last)
-        tables = self._values.new_zeros(last - first, *self.shape)
-        tables[self._owner[chosen] - first, self._row[chosen]] = self._values[chosen]
-        return tables
-
-    def zeroed(self, examples: Tensor) -> PerExample:
-        """Overwrite, in place: these numbers are our own."""
-        self._values[examples[self._owner]] = 0
-        return self
-
-    def settled(self) -> PerExample:
-        """Nothing else is needed."""
-        return self
-
-    def owned_by(self, owners: Tensor, count: int) -> Lookups:
-        """Return the same for `count` owners of examples: what one looked up several times is added up."""
-        table = self.shape[0]
-        keys, use_of = torch.unique(owners[self._owner] * table + self._row, return_inverse=True)
-        values = self._values.new_zeros(len(keys), self._values.shape[1]).index_add_(0, use_of, self._values)
-        return Lookups(keys // table, keys % table, values, self.shape, count)
-
-
 class Sum(PerExample):
     """Gradients of a parameter that was used several times: they add up before any norm is taken."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -69,6 +70,9 @@ def segment_sums(code: ctypes.CDLL, rows: Tensor, starts: Tensor) -> Tensor:
     return sums
 
 
+# Rows that are looked up, gradients, shares, and the row that gets none: see `lookups.Passed`.
+Lookups = tuple[Tensor, Tensor, Tensor | None, int | None]
+
 # Many layers at once -----------------------------------------------------------------------------------------------
 
 
@@ -82,15 +86,16 @@ class Layers:
         examples: int,
         starts: Tensor | None = None,
         whose: Tensor | None = None,
+        tables: Sequence[tuple[Lookups, Tensor]] = (),
     ) -> None:
         """A part has factors (examples, positions, width) and a total; or rows, None and a total.
 
-        Factors of one position may be matrices.
+        Factors of one position may be matrices. A table has what lookups pass back to it, and a total.
 
         With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each; and
         `whose` they are, below 0 for nobody.
         """
-        self._code, self._examples, self._count = code, examples, len(parts)
+        self._code, self._examples, self._count = code, examples, len(parts) + len(tables)
         self._starts = None if starts is None else starts.contiguous()
         self._whose = None if whose is None else whose.contiguous()
         self._in_use: list[Tensor] = []  # as long as their addresses are
@@ -99,15 +104,32 @@ class Layers:
             left = left.contiguous()
             self._in_use += [left, total]
             if right is None:
-                fields += (0, total.numel(), 1, left.data_ptr(), 0, total.data_ptr())
+                fields += (0, total.numel(), 1, left.data_ptr(), 0, total.data_ptr(), 0, 0)
                 continue
             right = right.contiguous()
             self._in_use.append(right)
             *_, width = left.shape
             positions = left.shape[1] if left.dim() == 3 else 1
-            fields += (positions, width, right.shape[-1], left.data_ptr(), right.data_ptr(), total.data_ptr())
+            places = left.data_ptr(), right.data_ptr(), total.data_ptr()
+            fields += (positions, width, right.shape[-1], *places, 0, 0)
+        for lookups, total in tables:
+            fields += self._fields_of_table(*lookups, total)
         self._fields = array("q", fields)
-        self._ratios = torch.empty(len(parts), examples, dtype=torch.float64, device="cpu")
+        self._ratios = torch.empty(self._count, examples, dtype=torch.float64, device="cpu")
+
+    def _fields_of_table(
+        self, rows: Tensor, gradient: Tensor, shares: Tensor | None, padding: int | None, total: Tensor
+    ) -> tuple[int, ...]:
+        rows, gradient = rows.to(torch.int64).contiguous(), gradient.contiguous()
+        self._in_use += [rows, gradient, total]
+        of_shares = 0
+        if shares is not None:
+            self._in_use.append(shares := shares.contiguous())
+            of_shares = shares.data_ptr()
+        table, width = total.shape
+        nothing = -1 if padding is None else padding
+        places = gradient.data_ptr(), of_shares, total.data_ptr(), rows.data_ptr()
+        return rows.shape[1], width, table, *places, nothing
 
     def squares(self, smallest: float) -> Tensor:
         """Return squared norms over all layers; a left factor of one position counts as `smallest` at least."""
@@ -130,6 +152,8 @@ class Layers:
 
 
 def _succeed(failed: int) -> None:
+    if failed == 2:
+        raise RuntimeError("lookups of rows that a table does not have")
     if failed:
         raise MemoryError("Expected memory for the gradients of a batch. Got none.")
 

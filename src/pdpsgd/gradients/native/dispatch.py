@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -29,6 +30,8 @@ LARGEST_KERNEL_TO_CONVOLVE = 1 << 13
 LARGEST_RECURRENT = 1 << 18
 # Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
 MOST_POSITIONS = 1 << 12
+# Each lookup of an example is compared with all before it.
+MOST_LOOKUPS = 1 << 10
 
 
 def library() -> ctypes.CDLL | None:
@@ -123,14 +126,26 @@ def has_layer(total: Tensor, *values: Tensor) -> bool:
     )
 
 
+def has_table(
+    total: Tensor, rows: Tensor, gradient: Tensor, shares: Tensor | None, padding: int | None
+) -> bool:
+    """Whether the compiled code can add what lookups of rows of a table pass back to this total."""
+    return (
+        has_lookups(rows)
+        and rows.shape[1] <= MOST_LOOKUPS
+        and has_layer(total, gradient, *(() if shares is None else (shares,)))
+    )
+
+
 def layers(
     parts: list[tuple[Tensor, Tensor | None, Tensor]],
+    tables: Sequence[tuple[calls.Lookups, Tensor]],
     examples: int,
     starts: Tensor | None = None,
     whose: Tensor | None = None,
 ) -> calls.Layers:
-    """Return the gradients of layers, as factors and total, or rows, None and total."""
-    return calls.Layers(_trusted(), parts, examples, starts, whose)
+    """Return the gradients of layers, as factors and total, or rows, None and total; and of tables, with totals."""
+    return calls.Layers(_trusted(), parts, examples, starts, whose, tables)
 
 
 def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:

@@ -359,7 +359,12 @@ typedef struct {
     int64_t left_width, right_width;
     const float *left, *right; /* (examples, positions, width) */
     double *total;             /* (left_width, right_width) */
+    const int64_t *rows;       /* of a table, or NULL */
+    int64_t padding;           /* the row that gets nothing, or -1 */
 } layer;
+
+/* If there are `rows`, the layer is a table of `right_width` rows of `left_width` numbers. An example looks up `positions`
+ * of them. `left` has the gradient of each lookup; or, with shares at `right`, one for all lookups of the example. */
 
 enum { BLOCK = 64, STRETCH = 256 }; /* rows, and features, that are added in single precision at most */
 enum { SHORTEST = 8 };              /* fewer rows are rather added in double precision */
@@ -450,30 +455,132 @@ static double person_square(const layer *l, long first, long last, double *ratio
     return square;
 }
 
+/* Lookups of an example that are of the same row: the next one of each, or 0; and whether there was one before. */
+typedef struct {
+    int64_t *next, *met;
+} links;
+
+static links link(long count, const int64_t *rows, int64_t *places)
+{
+    links found = {places, places + count};
+    for (long k = 0; k < count; k++) {
+        int64_t row = rows[k], met = 0;
+        for (long j = 0; j < k; j++) /* without a way out, so that many are compared at once */
+            met |= rows[j] == row;
+        found.next[k] = 0, found.met[k] = met;
+        for (long j = k - 1; met; j--)
+            if (rows[j] == row)
+                found.next[j] = k, met = 0;
+    }
+    return found;
+}
+
+/* What an example passes back to the row of a lookup, over all of them that are of this row. */
+static void passed_to(const layer *l, links of, long k, const float *gradients, double *sum)
+{
+    for (long j = 0; j < l->left_width; j++)
+        sum[j] = gradients[k * l->left_width + j];
+    while ((k = of.next[k]) > 0)
+        for (long j = 0; j < l->left_width; j++)
+            sum[j] += gradients[k * l->left_width + j];
+}
+
+static double share_of(links of, long k, const float *shares)
+{
+    double share = shares[k];
+    while ((k = of.next[k]) > 0)
+        share += shares[k];
+    return share;
+}
+
+/* The squared norm of what an example passes back; -1 if there is no such row. */
+static double lookups_square(const layer *l, long n, int64_t *places, double *sum)
+{
+    const int64_t *rows = l->rows + n * l->positions;
+    const float *gradients = l->left + n * l->left_width * (l->right != NULL ? 1 : l->positions);
+    links of = link(l->positions, rows, places);
+    double square = 0;
+    for (long k = 0; k < l->positions; k++) {
+        if (rows[k] < 0 || rows[k] >= l->right_width)
+            return -1;
+        if (of.met[k] || rows[k] == l->padding)
+            continue;
+        if (l->right != NULL) {
+            double share = share_of(of, k, l->right + n * l->positions);
+            square += share * share;
+        } else if (of.next[k] == 0)
+            square += sum_of_squares(gradients + k * l->left_width, l->left_width);
+        else {
+            passed_to(l, of, k, gradients, sum);
+            for (long j = 0; j < l->left_width; j++)
+                square += sum[j] * sum[j];
+        }
+    }
+    return l->right != NULL ? square * sum_of_squares(gradients, l->left_width) : square;
+}
+
+/* Add what one example passes back, weighted, in double precision: the very numbers that the norm was taken of. */
+static void add_lookups(const layer *l, long n, double weight, int64_t *places, double *sum)
+{
+    const int64_t *rows = l->rows + n * l->positions;
+    const float *gradients = l->left + n * l->left_width * (l->right != NULL ? 1 : l->positions);
+    links of = link(l->positions, rows, places);
+    for (long k = 0; k < l->positions; k++) {
+        if (of.met[k] || rows[k] == l->padding)
+            continue;
+        double by = weight, *restrict to = l->total + rows[k] * l->left_width;
+        const float *restrict from = gradients;
+        if (l->right != NULL)
+            by *= share_of(of, k, l->right + n * l->positions);
+        else
+            from += k * l->left_width;
+        if (l->right == NULL && of.next[k] > 0) {
+            passed_to(l, of, k, gradients, sum);
+            for (long j = 0; j < l->left_width; j++)
+                to[j] += by * sum[j];
+        } else
+            for (long j = 0; j < l->left_width; j++)
+                to[j] += by * from[j];
+    }
+}
+
+/* Room for the links among an example's lookups, and a sum after them. */
+static long lookup_room(int64_t layers, const layer *all)
+{
+    long most = 0;
+    for (long k = 0; k < layers; k++)
+        if (all[k].rows != NULL && 2 * all[k].positions + all[k].left_width > most)
+            most = 2 * all[k].positions + all[k].left_width;
+    return most;
+}
+
 static long gram_room(int64_t layers, const layer *all)
 {
     long most = 0;
     for (long k = 0; k < layers; k++)
-        most = all[k].positions > most ? all[k].positions : most;
+        most = all[k].rows == NULL && all[k].positions > most ? all[k].positions : most;
     long padded = padded_width(most);
     return most < 2 ? 0 : padded + STRETCH * padded + SLACK + 5 * most * padded + 2;
 }
 
 /* The squared norm of each example's gradients over all layers. A left factor of one position counts as `smallest` at
  * least. For layers with several positions, `ratios` (layers, examples) gets the sum of the norms of the products over
- * the norm of their sum, for people those of every layer. With `starts` an example is a person, who has the rows from starts[n] up to starts[n + 1], and
- * no layer has more than one position. Returns 0, or 1 if there was no memory. */
+ * the norm of their sum, for people those of every layer. With `starts` an example is a person, who has the rows from
+ * starts[n] up to starts[n + 1], and no layer has more than one position. Returns 0, 1 if there was no memory, or 2 if a
+ * table has no such row. */
 int layer_squares(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, double smallest,
                   double *ratios, double *squares)
 {
-    long work = 0, room = gram_room(layers, all);
+    long work = 0, room = gram_room(layers, all), places = lookup_room(layers, all);
     int failed = 0;
     for (long k = 0; k < layers; k++)
-        work += examples * (all[k].positions > 1 ? 8 : 1) * (all[k].left_width + all[k].right_width);
+        work += all[k].rows != NULL ? examples * all[k].positions * all[k].left_width
+                                    : examples * (all[k].positions > 1 ? 8 : 1) * (all[k].left_width + all[k].right_width);
 #pragma omp parallel if (work > MUCH)
     {
         float *scratch = room ? aligned_alloc(64, (sizeof(float) * room + 63) / 64 * 64) : NULL;
-        if (room && scratch == NULL) {
+        int64_t *linked = places ? malloc(sizeof(int64_t) * places) : NULL;
+        if ((room && scratch == NULL) || (places && linked == NULL)) {
 #pragma omp atomic write
             failed = 1;
         } else if (room)
@@ -484,6 +591,15 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, const int6
             double total = 0;
             for (long k = 0; k < layers && !failed; k++) {
                 const layer *l = all + k;
+                if (l->rows != NULL) {
+                    double square = lookups_square(l, n, linked, (double *)(linked + 2 * l->positions));
+                    if (square < 0) {
+#pragma omp atomic write
+                        failed = 2;
+                    }
+                    total += square;
+                    continue;
+                }
                 if (starts != NULL) {
                     total += person_square(l, starts[n], starts[n + 1], ratios + k * examples + n);
                     continue;
@@ -499,7 +615,7 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, const int6
             }
             squares[n] = total;
         }
-        free(scratch);
+        free(scratch), free(linked);
     }
     return failed;
 }
@@ -642,6 +758,8 @@ int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t
 {
     long left_room = 0, right_room = 0, work = 0, units_of = starts != NULL ? starts[examples] : examples;
     for (long k = 0; k < layers; k++) {
+        if (all[k].rows != NULL)
+            continue;
         long rows = units_of * all[k].positions, right = padded_width(all[k].right_width) * rows;
         left_room = all[k].left_width * rows > left_room ? all[k].left_width * rows : left_room;
         right_room = right > right_room ? right : right_room;
@@ -651,7 +769,8 @@ int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t
     float *of_units = malloc(sizeof(float) * (units_of + 1));
     unit *units = malloc(sizeof(unit) * (examples + 1));
     double *exact = malloc(sizeof(double) * (units_of + 1));
-    int failed = lefts == NULL || rights == NULL || of_units == NULL || units == NULL || exact == NULL;
+    int64_t *linked = malloc(sizeof(int64_t) * (lookup_room(layers, all) + 1));
+    int failed = lefts == NULL || rights == NULL || of_units == NULL || units == NULL || exact == NULL || linked == NULL;
     for (long n = 0; n < examples && !failed; n++)
         for (long row = starts != NULL ? starts[n] : n; row < (starts != NULL ? starts[n + 1] : n + 1); row++)
             exact[row] = starts != NULL ? fine_weights[n] : weights[n], of_units[row] = weights[n];
@@ -660,6 +779,11 @@ int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t
         count = cut_into_people(layers, examples, starts, whose, ratios, weights, units);
     for (long k = 0; k < layers && !failed; k++) {
         const layer *l = all + k;
+        if (l->rows != NULL) {
+            for (long n = 0; n < examples; n++)
+                add_lookups(l, n, exact[n], linked, (double *)(linked + 2 * l->positions));
+            continue;
+        }
         if (l->positions == 0) {
             add_weighted_rows(units_of, l->left_width, exact, l->left, l->total);
             continue;
@@ -671,7 +795,7 @@ int add_layers(int64_t layers, const layer *all, int64_t examples, const int64_t
 #pragma omp parallel if (work > MUCH)
         add_layer(l, rows, sized, of_units, starts != NULL ? exact : NULL, units, count, lefts, rights);
     }
-    free(lefts), free(rights), free(of_units), free(units), free(exact);
+    free(lefts), free(rights), free(of_units), free(units), free(exact), free(linked);
     return failed;
 }
 

@@ -68,6 +68,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
                 for first in (False, True)
             )
             and all(_same_lookups(code, numbers, *sizes) for sizes in ((1, 3), (9, 5), (30, 900)))
+            and all(_same_tables(code, numbers, *sizes) for sizes in ((1, 1), (9, 5), (30, 40)))
             and all(_same_lstm(code, numbers, *sizes) for sizes in ((3, 35, 18), (4, 2, 16)))
             and all(_same_scales(code, numbers, *sizes) for sizes in ((6, 2), (48, 3)))
             and all(
@@ -304,6 +305,32 @@ def _same_scales(code: ctypes.CDLL, numbers: torch.Generator, channels: int, gro
         if centered and (shifts is None or not _close(shifts, shares.sum(1))):
             return False
     return True
+
+
+def _same_tables(code: ctypes.CDLL, numbers: torch.Generator, length: int, table: int) -> bool:
+    """Gradients of lookups that are of the same row now and then, beside those of bags, and rows that no table has."""
+    rows = torch.randint(table, (4, length), generator=numbers, device="cpu")
+    gradients = _random(numbers, 4, length, 19)
+    shares, weights = _random(numbers, 4, length), _random(numbers, 4).abs()
+    totals = [torch.ones(table, 19, dtype=torch.float64, device="cpu") for _ in range(2)]
+    given = (rows, gradients, None, table - 1), (rows, gradients[:, 0].clone(), shares, None)
+    layers = calls.Layers(code, [], 4, tables=list(zip(given, totals, strict=True)))
+    squares = layers.squares(1e-40)
+    layers.add(weights)
+    passed = gradients.double(), shares.double()[..., None] * gradients.double()[:, :1]
+    wanted = torch.zeros(2, 4, table, 19, dtype=torch.float64, device="cpu")
+    for found, values in zip(wanted, passed, strict=True):
+        found.index_put_((torch.arange(4, device="cpu")[:, None], rows), values, accumulate=True)
+    wanted[0, :, table - 1] = 0
+    summed = 1 + torch.einsum("n,knij->kij", weights.double(), wanted)
+    broken = [((rows + table, *given[0][1:]), totals[0])]
+    try:
+        calls.Layers(code, [], 4, tables=broken).squares(1e-40)
+        return False
+    except RuntimeError:
+        return torch.allclose(squares, wanted.square().sum((0, 2, 3)), rtol=1e-12) and torch.allclose(
+            torch.stack(totals), summed, rtol=1e-12, atol=1e-12
+        )
 
 
 def _same_lookups(code: ctypes.CDLL, numbers: torch.Generator, length: int, table: int) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pdpsgd.errors import fail
-from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.per_example import Gradient, Lookups, accurate, detached
+from pdpsgd.gradients.lookups import Lookups, Passed, TableGradients, distinct_uses, distinct_uses_of
+from pdpsgd.gradients.per_example import Gradient, accurate, detached
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 
@@ -20,12 +22,10 @@ def embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
     outputs = F.embedding(rows, detached(module.weight), module.padding_idx)
 
     def gradients(output_gradient: Tensor) -> Gradient:
-        lookups = rows.reshape(rows.shape[0], max(1, rows[:1].numel()))
-        examples, used, use_of = _distinct(lookups, module.num_embeddings)
-        per_lookup = accurate(output_gradient).reshape(len(use_of), -1)
-        values = per_lookup.new_zeros(len(used), per_lookup.shape[1]).index_add_(0, use_of, per_lookup)
-        _clear_padding(module, used, values)
-        yield module.weight, Lookups(examples, used, values, module.weight.shape, len(lookups))
+        weight = module.weight
+        lookups = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
+        gradient = accurate(output_gradient).reshape(*lookups.shape, weight.shape[1])
+        yield weight, TableGradients(Passed(lookups, gradient, None, module.padding_idx), weight.shape)
 
     return site.record(outputs, rows, gradients)
 
@@ -59,6 +59,10 @@ def embedding_bag(
         if module.mode == "max":
             yield module.weight, _of_maxima(module, rows, gradient)
             return
+        if offsets is None:
+            passed = Passed(rows, gradient, _shares(module, rows, per_sample_weights, gradient), None)
+            yield module.weight, TableGradients(passed, shape)
+            return
         owner = _bag_of_each(rows, offsets)
         shares = torch.ones_like(owner, dtype=gradient.dtype)
         if per_sample_weights is not None:
@@ -68,10 +72,7 @@ def embedding_bag(
         if module.mode == "mean":
             sizes = shares.new_zeros(len(gradient)).index_add_(0, owner, shares)
             shares = shares / sizes.clamp(min=1)[owner]
-        if offsets is None:
-            examples, used, use_of = _distinct(rows, shape[0])
-        else:
-            examples, used, use_of = _distinct_of(owner, rows, shape[0])
+        examples, used, use_of = distinct_uses_of(owner, rows, shape[0])
         factors = shares.new_zeros(len(used)).index_add_(0, use_of, shares)
         yield (
             module.weight,
@@ -81,10 +82,19 @@ def embedding_bag(
     return site.record(outputs, rows, gradients)
 
 
-def _bag_of_each(rows: Tensor, offsets: Tensor | None) -> Tensor:
+def _shares(module: nn.EmbeddingBag, rows: Tensor, given: Tensor | None, gradient: Tensor) -> Tensor:
+    """Return what each lookup has in its bag, where bags are of equal length."""
+    padding, length = module.padding_idx, rows.shape[1]
+    if given is None and padding is None:
+        return gradient.new_full(rows.shape, 1 / length if module.mode == "mean" and length else 1.0)
+    shares = gradient.new_ones(rows.shape) if given is None else given.detach().to(gradient.dtype)
+    if padding is not None:
+        shares = shares.masked_fill(rows == padding, 0)
+    return shares / shares.sum(1, keepdim=True).clamp(min=1) if module.mode == "mean" else shares
+
+
+def _bag_of_each(rows: Tensor, offsets: Tensor) -> Tensor:
     """Return the bag of each lookup."""
-    if offsets is None:
-        return torch.arange(rows.shape[0], device=rows.device).repeat_interleave(rows.shape[1])
     places = torch.arange(len(rows), device=rows.device)
     return torch.bucketize(places, offsets.to(places.dtype), right=True) - 1
 
@@ -95,24 +105,10 @@ def _of_maxima(module: nn.EmbeddingBag, rows: Tensor, gradient: Tensor) -> Looku
     if module.padding_idx is not None:
         found = found.masked_fill((rows == module.padding_idx)[..., None], -torch.inf)
     winners = rows.gather(1, found.argmax(1))  # (examples, width)
-    examples, used, _ = _distinct(rows, module.num_embeddings)
+    examples, used, _ = distinct_uses(rows, module.num_embeddings)
     values = gradient[examples] * (winners[examples] == used[:, None])
     _clear_padding(module, used, values)
     return Lookups(examples, used, values, module.weight.shape, len(rows))
-
-
-def _distinct(rows: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return examples and rows of distinct uses of a table by (examples, length), and which use each lookup is of."""
-    if native.has_lookups(rows):
-        return native.distinct_uses(rows)
-    owner = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows)
-    return _distinct_of(owner.flatten(), rows.flatten(), table)
-
-
-def _distinct_of(examples: Tensor, rows: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same of lookups with their examples."""
-    keys, use_of = torch.unique(examples * table + rows, return_inverse=True)
-    return keys // table, keys % table, use_of
 
 
 def _clear_padding(module: nn.Embedding | nn.EmbeddingBag, used: Tensor, values: Tensor) -> None:
