@@ -399,3 +399,21 @@ def test_promises_that_are_hardly_any_are_warned_of(budgets: Budgets, message: s
 def test_ordinary_promises_and_people_without_one_are_planned_without_a_word() -> None:
     allowed = Budgets([20.0, 0.0, np.inf, 1.0], [0.25, 0.5, 0.5, 0.0], allow_infinite=True)
     assert allowed.weak_promises() == []
+
+
+@pytest.mark.parametrize("other", ["ann ", "\u00a0ann", "ann\n"])
+def test_an_id_with_white_space_around_it_is_not_another_person(other: str) -> None:
+    with pytest.raises(PdpsgdError, match="Expected one way to write each id"):
+        Budgets([1.0, 2.0, 3.0], ids=["ben", "ann", other])
+
+
+def test_letters_that_are_put_together_otherwise_are_no_other_person() -> None:
+    with pytest.raises(PdpsgdError, match="Expected one way to write each id"):
+        Budgets([1.0, 2.0], ids=["Zo\u00eb", "Zoe\u0308"])
+
+
+@pytest.mark.parametrize(
+    "ids", [["ann", "Ann"], [" ann", " ben"], ["Zo\u00eb", "Zoe"], ["1", "01"], ["a b", "a  b"]]
+)
+def test_ids_that_people_can_tell_apart_are_those_of_two(ids: list[str]) -> None:
+    assert Budgets([1.0, 2.0], ids=ids).ids.tolist() == ids

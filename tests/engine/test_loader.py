@@ -8,7 +8,16 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checks.watch import MOST_BATCHES
@@ -179,6 +188,18 @@ def test_a_collation_that_keeps_the_order_is_accepted_where_norms_differ(private
     run = private(plan=helpers.plan(people=(20, 20), rates=(0.5, 0.5), clip_scales=(0.5, 1.0)), data=data)
     run.train()
     assert run.engine.steps_left == 0
+
+
+def test_a_sampler_that_leaves_records_out_is_refused(private, helpers):
+    """They would be trained on all the same, and be tested on afterwards."""
+    data = TensorDataset(*helpers.data(40))
+    left_out = DataLoader(data, sampler=SubsetRandomSampler(range(30)))
+    with pytest.raises(PdpsgdError, match=r"Got SubsetRandomSampler, which leaves some out.*Subset"):
+        private(data=left_out)
+    some = DataLoader(Subset(data, range(30)), shuffle=True)
+    assert len(private(data=some, plan=helpers.plan(people=30)).loader) == 6
+    for sampler in (SequentialSampler(data), WeightedRandomSampler([1.0] * 40, 40)):
+        assert len(private(data=DataLoader(data, sampler=sampler)).loader) == 6
 
 
 def test_a_stream_is_refused(private):

@@ -303,6 +303,17 @@ def test_a_record_that_is_not_finite_takes_its_person_out_and_nobody_else(networ
     assert torch.allclose(found, others, atol=1e-5)
 
 
+def test_a_product_beyond_single_precision_takes_its_person_out_and_nobody_else() -> None:
+    """Its norm is a number in double precision, and its weight 0: nothing of it may reach the sum, NaN least of all."""
+    module = nn.Linear(40, 5)
+    inputs, shares = torch.randn(6, 40), torch.ones(6, 1)
+    inputs[2:5] *= 1e8
+    shares[3] = 3e35
+    found = _sum_of(module, inputs, shares, [0, 2, 5, 6])
+    others = _sum_of(module, inputs[[0, 1, 5]], shares[[0, 1, 5]], [0, 2, 3])
+    assert torch.allclose(found, others, atol=1e-6)
+
+
 def test_views_of_many_records_are_averaged_with_them(oracle: Oracle) -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     inputs = torch.randn(10, 4, dtype=torch.float64)  # five records, two views of each

@@ -175,3 +175,15 @@ def test_a_list_of_some_people_only(ledger: Ledger) -> None:
     assert ledger.reserve(made).people == 30
     assert len(ledger.person("p0").charges) == 1
     assert ledger.person("p1").charges == ()
+
+
+@pytest.mark.parametrize(("there", "again"), [("ann", "ann "), (" ann", "ann"), ("Zo\u00eb", "Zoe\u0308")])
+def test_nobody_is_enrolled_anew_under_another_way_to_write_their_id(
+    ledger: Ledger, there: str, again: str
+) -> None:
+    """They would begin with nothing spent."""
+    ledger.enroll(one(there, 1.0))
+    with pytest.raises(PdpsgdError, match=r"Expected one way to write each id.*in the ledger"):
+        ledger.admit(Budgets([1.0, 1.0], ids=[again, "ben"]))
+    assert ledger.admit(Budgets([1.0, 1.0], ids=[there, " ben"])) == 1
+    assert ledger.admit(Budgets([1.0, 1.0], ids=[there, "Ben"])) == 1

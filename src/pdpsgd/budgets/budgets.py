@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterable, KeysView, Mapping, ValuesView
 from copy import copy
 from dataclasses import dataclass
@@ -424,6 +425,45 @@ def _check_ids(ids: IdArray, place: Callable[[int], str]) -> None:
             f"Expected each id once. Got {ids.tolist()[second]!r} for {place(int(first))} "
             f"and again for {place(int(second))}."
         )
+    _check_written_alike(ids, place)
+
+
+def _check_written_alike(ids: IdArray, place: Callable[[int], str]) -> None:
+    """Refuse ids that only look different to a machine: they are one person's, who would have two budgets."""
+    import polars
+
+    read = as_read(ids)
+    if read is None:
+        return
+    repeated = polars.Series("id", read).is_duplicated().to_numpy()
+    if repeated.any():
+        first, second = np.flatnonzero(repeated & (read == read[repeated.argmax()]))[:2].tolist()
+        names = ids.tolist()
+        fail(
+            f"Expected one way to write each id. Got {names[first]!r} for {place(first)} and {names[second]!r} for "
+            f"{place(second)}, which differ only in white space around them or in how letters are encoded: one person "
+            "would have two budgets."
+        )
+
+
+def as_read(ids: IdArray) -> IdArray | None:
+    """Return ids of text as people read them: no white space around, letters composed; None where they are so already.
+
+    >>> as_read(np.array(["ann ", "ben"])).tolist(), as_read(np.array(["ann", "ben"]))
+    (['ann', 'ben'], None)
+    """
+    import polars
+
+    if ids.dtype.kind not in "OUT" or not all(isinstance(name, str) for name in ids[:1].tolist()):
+        return None
+    names = polars.Series("id", ids.tolist(), dtype=polars.String)
+    odd = (names.str.strip_chars() != names) | (names.str.len_bytes() != names.str.len_chars())
+    if not odd.any():
+        return None
+    read = names.to_numpy().astype(object)
+    for index in np.flatnonzero(odd.to_numpy()):
+        read[index] = unicodedata.normalize("NFC", read[index]).strip()
+    return read
 
 
 @dataclass(frozen=True, eq=False)

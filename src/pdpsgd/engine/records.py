@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.engine.batches import Batch, reseed, seeded
@@ -70,10 +70,29 @@ def records_of(data: DataLoader[Any] | Dataset[Any] | Sequence[Tensor] | Tensor)
             "Expected data whose records can be read by number: a map-style Dataset, a DataLoader over one, "
             f"or tensors. Got {type(dataset).__name__}."
         )
+    if loader is not None:
+        _check_takes_all(loader)
     plain = loader is None or (loader.collate_fn is default_collate and not loader.pin_memory)
     if plain and is_plain_tensor_dataset(dataset):
         return TensorRecords(dataset.tensors)
     return DatasetRecords(dataset, loader)
+
+
+def _check_takes_all(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose sampler leaves records out: who is in a batch is the plan's business, of all records."""
+    sampler = loader.sampler
+    if isinstance(sampler, DistributedSampler) or loader.batch_sampler is None:
+        return  # ranks are told apart by the engine; without batches there is nothing to choose from
+    try:
+        fewer = len(sampler) < len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return
+    if fewer:
+        fail(
+            f"Expected a loader of all records of its dataset, as the plan samples people among all of them. Got "
+            f"{type(sampler).__name__}, which leaves some out: give the records to train on as a dataset of their own, "
+            "torch.utils.data.Subset(dataset, indices)."
+        )
 
 
 def match_records(

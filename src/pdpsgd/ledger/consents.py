@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select, update
 
 from pdpsgd._typing import FloatArray, IdArray, IntArray
 from pdpsgd.accounting.certificates import allowance
-from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.budgets.budgets import Budgets, as_read
 from pdpsgd.errors import fail, shown
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import Amounts, allowed
@@ -46,7 +46,9 @@ def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside:
         )  # the index of ids stays in memory while it grows
     start, entry = people_count(connection), next_entry(connection)
     if start:
-        known = np.isin(ids, all_ids(connection))
+        everybody = all_ids(connection)
+        _check_written_alike(ids, everybody)
+        known = np.isin(ids, everybody)
         if known.any():
             fail(
                 f"Expected people who are not in the ledger yet. {shown(str(ids[known][0]))} is, and "
@@ -73,6 +75,22 @@ def enroll(connection: Connection, budgets: Budgets, *, kappa: float, set_aside:
     }
     append(connection, "enroll", payload)
     return start + int(ids.size)
+
+
+def _check_written_alike(ids: IdArray, everybody: IdArray) -> None:
+    """Refuse newcomers whose ids are written like those of people who are there: they would be charged for less."""
+    new, old = (as_read(each) for each in (ids, everybody))
+    if new is None and old is None:
+        return
+    place = {name: index for index, name in enumerate((everybody if old is None else old).tolist())}
+    for name, read in zip(ids.tolist(), (ids if new is None else new).tolist(), strict=True):
+        known = place.get(read)
+        if known is not None and everybody[known] != name:
+            fail(
+                f"Expected one way to write each id. Got {shown(str(name))}, and {shown(str(everybody[known]))} is in "
+                "the ledger: they differ only in white space around them or in how letters are encoded. What this "
+                "person has spent stands under the latter: correct the list."
+            )
 
 
 def strangers(connection: Connection, budgets: Budgets) -> Budgets | None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdpsgd.budgets.budgets import as_read
 from pdpsgd.engine.checks.held_out import check_held_out
 from pdpsgd.errors import fail
 
 if TYPE_CHECKING:
-    from pdpsgd._typing import IntArray
+    from pdpsgd._typing import IdArray, IntArray
     from pdpsgd.training.inputs import TrainingInputs
 
 TO_TEST, TO_CALIBRATE = "to test on", "to calibrate on"
@@ -38,12 +39,18 @@ def _check_ids(inputs: TrainingInputs) -> None:
     listed = inputs.budgets
     if inputs.test_ids is None or listed is None or not listed.named:
         return
-    both = set(map(str, np.asarray(inputs.test_ids).tolist())) & set(map(str, listed.ids.tolist()))
+    both = _written(np.asarray(inputs.test_ids)) & _written(listed.ids)
     if both:
         fail(
             f"Expected test people who are not on the list. Got {min(both)!r} on the list and among test_ids: their "
             "record would be used beyond what they allow."
         )
+
+
+def _written(ids: IdArray) -> set[str]:
+    """Return ids as people read them."""
+    read = as_read(ids)
+    return set(map(str, (ids if read is None else read).tolist()))
 
 
 def _told_apart(records: Any, inputs: TrainingInputs) -> Any:

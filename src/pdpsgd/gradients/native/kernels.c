@@ -628,11 +628,17 @@ typedef struct {
 
 INLINE long block_end(const unit *u, long block) { return u->first + u->rows * (block + 1) / u->blocks; }
 
-/* Both factors of a row, weighted; if `sized`, the size of the left one goes to the right one. */
+/* Both factors of a row, weighted; if `sized`, the size of the left one goes to the right one. Then nothing is left of a
+ * weight of 0, also where the product is beyond single precision. */
 static void weigh(const layer *l, float weight, int sized, long row, float *lefts, float *rights, long padded)
 {
     const float *left = l->left + row * l->left_width, *right = l->right + row * l->right_width;
     float size = sized ? size_of(left, l->left_width) : 1;
+    if (sized && weight == 0) {
+        memset(lefts + row * l->left_width, 0, sizeof(float) * l->left_width);
+        memset(rights + row * padded, 0, sizeof(float) * l->right_width);
+        return;
+    }
     for (long j = 0; j < l->left_width; j++)
         lefts[row * l->left_width + j] = left[j] * (1 / size) * weight;
     if (rights != NULL)
@@ -695,7 +701,7 @@ static void add_layer(const layer *l, long rows, int sized, const float *weights
 #pragma omp for schedule(static)
         for (long u = 0; u < count; u++)
             for (long row = units[u].first; row < units[u].first + units[u].rows; row++)
-                weigh(l, units[u].exact ? 1 : weights[row], sized, row, lefts, to, padded);
+                weigh(l, units[u].exact && weights[row] != 0 ? 1 : weights[row], sized, row, lefts, to, padded);
     } else {
 #pragma omp for schedule(static)
         for (long row = 0; row < rows; row++)
