@@ -1,11 +1,13 @@
 """Switches every refusal off once, to see a test fail: `python -m tests.guards engine/checks tests/engine/checks`.
 
-A refusal is a call of `fail` (or of a function named after refusing) or a `raise`. An import hook numbers them. While a
-test runs, it is noted which of them it sets off; then the test runs again with each of these switched off, and one that
-fails then has found it. What is never set off, or found by no test that sets it off, is listed.
+A refusal is a call of `fail` (or of a function named after refusing) or a `raise`. An import hook puts each under a
+condition. While a test runs, it is noted which of them it sets off; then the test runs again with each of these
+switched off, and one that fails then has found it. What is never set off, or found by no test that sets it off, is
+listed. Processes that a test starts (ranks, commands) take part: they read which refusal is off from the environment,
+and write which they set off to a file.
 
 Arguments are folders or files of `src/pdpsgd` (without .py), then the tests that are to find their refusals; further
-options are pytest's. Refusals in other processes (ranks, commands that are started) are not seen.
+options are pytest's. What a fixture sets off that several tests share counts for the first of them.
 """
 
 from __future__ import annotations
@@ -17,29 +19,34 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-PACKAGE = Path(__file__).parent.parent / "src" / "pdpsgd"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "pdpsgd"
 CHOSEN, OUTPUT = "PDPSGD_GUARDS", "PDPSGD_GUARDS_OUTPUT"
+OFF, SET_OFF = (
+    "PDPSGD_GUARDS_OFF",
+    "PDPSGD_GUARDS_SET_OFF",
+)  # one refusal; a file with those that were set off
 SECONDS = 120  # for a test with a refusal switched off, which may then never end
 REFUSING = ("fail", "refuse", "_fail", "_refuse")
+IN_EVERY_PROCESS = "import tests.guards\n"
 
-places: list[str] = []
-"""The refusals by number: file and line."""
-set_off: set[int] = set()
-off: set[int] = set()
-found: dict[int, str] = {}
-reached: dict[int, list[str]] = {}
+found: dict[str, str] = {}
+reached: dict[str, list[str]] = {}
+noted: set[str] = set()  # by this process
 
 
-def refuses(number: int) -> bool:
+def refuses(place: str) -> bool:
     """Note that a refusal was set off; whether it is to refuse."""
-    set_off.add(number)
-    return number not in off
+    if place not in noted:
+        noted.add(place)
+        with Path(os.environ[SET_OFF]).open("a") as file:
+            file.write(f"{place}\n")
+    return os.environ.get(OFF) != place
 
 
 def is_refusal(node: ast.stmt) -> bool:
@@ -59,32 +66,38 @@ def is_refusal(node: ast.stmt) -> bool:
     return name.startswith(REFUSING)
 
 
-class Numbering(ast.NodeTransformer):
-    """Puts every refusal under a condition that asks for its number."""
+class Conditions(ast.NodeTransformer):
+    """Puts every refusal under a condition that asks for its place."""
 
     def __init__(self, file: str) -> None:
         self.file = file
+        self.places: list[str] = []
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Rewrite the statements of a block."""
         super().generic_visit(node)
         if not (isinstance(node, ast.stmt) and is_refusal(node)):
             return node
-        places.append(f"{self.file}:{node.lineno}")
-        condition = ast.parse(
-            f"__import__('tests.guards').guards.refuses({len(places) - 1})", mode="eval"
-        ).body
+        place = f"{self.file}:{node.lineno}"
+        self.places.append(place)
+        asked = f"__import__('tests.guards').guards.refuses({place!r})"
+        condition = ast.parse(asked, mode="eval").body
         return ast.fix_missing_locations(ast.copy_location(ast.If(condition, [node], []), node))
+
+    @classmethod
+    def of(cls, path: Path) -> tuple[ast.AST, list[str]]:
+        """Return a file's syntax tree with all refusals under conditions, and their places."""
+        rewriting = cls(str(path.relative_to(PACKAGE)))
+        return rewriting.visit(ast.parse(path.read_bytes())), rewriting.places
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module with its refusals numbered."""
+    """Loads a module with its refusals under conditions."""
 
     def get_code(self, fullname: str) -> Any:
         """Compile afresh: nothing of this goes into the cache."""
         path = self.get_filename(fullname)
-        tree = Numbering(str(Path(path).relative_to(PACKAGE))).visit(ast.parse(self.get_data(path)))
-        return compile(tree, path, "exec", dont_inherit=True)
+        return compile(Conditions.of(Path(path))[0], path, "exec", dont_inherit=True)
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -108,31 +121,45 @@ class Finder(importlib.abc.MetaPathFinder):
 
 if (
     CHOSEN in os.environ and __name__ != "__main__"
-):  # a plugin of pytest, read before anything of the package is
+):  # in every process, before anything of the package is read
     sys.meta_path.insert(0, Finder(json.loads(os.environ[CHOSEN])))
 
 
 def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool:
     """Run a test, then again with each refusal off that it set off and that no test has found."""
-    set_off.clear()
-    if any(report.failed for report in run(item, item)):
+    forget()
+    failed = any(report.failed for report in run(item, nextitem))
+    set_off = sorted(all_set_off())
+    if failed:
         print(f"\nfails by itself: {item.nodeid}")
         return True
-    for number in sorted(set_off):
-        reached.setdefault(number, []).append(item.nodeid)
-    for number in sorted(set_off - found.keys()):
-        off.add(number)
-        try:
-            if any(report.failed for report in run(item, item)):
-                found[number] = item.nodeid
-        finally:
-            off.clear()
-    item.session._setupstate.teardown_exact(nextitem)
+    for place in set_off:
+        reached.setdefault(place, []).append(item.nodeid)
+    for place in set_off:
+        if place not in found:
+            item.session._setupstate.teardown_exact(None)  # fixtures of its own: they may refuse, too
+            os.environ[OFF] = place
+            try:
+                if any(report.failed for report in run(item, None)):
+                    found[place] = item.nodeid
+            finally:
+                del os.environ[OFF]
     return True
 
 
+def forget() -> None:
+    """Begin to note afresh."""
+    noted.clear()
+    Path(os.environ[SET_OFF]).write_text("")
+
+
+def all_set_off() -> set[str]:
+    """Return what this process and those that it started have set off."""
+    return set(Path(os.environ[SET_OFF]).read_text().splitlines())
+
+
 def run(item: Any, nextitem: Any) -> list[Any]:
-    """Run a test once, with fixtures of its own."""
+    """Run a test once."""
     from _pytest.runner import runtestprotocol
 
     if hasattr(item, "_request"):
@@ -140,8 +167,10 @@ def run(item: Any, nextitem: Any) -> list[Any]:
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(SECONDS)
     try:
-        item.session._setupstate.teardown_exact(None)
-        return list(runtestprotocol(item, log=False, nextitem=None))
+        return list(runtestprotocol(item, log=False, nextitem=nextitem))
+    except TimeoutError:  # between the parts of a test
+        item.session._setupstate.teardown_exact(nextitem)
+        return []
     finally:
         signal.alarm(0)
 
@@ -153,13 +182,20 @@ def too_long(*_: Any) -> None:
 
 def pytest_sessionfinish() -> None:
     """List what no test finds."""
+    chosen = [PACKAGE / each for each in json.loads(os.environ[CHOSEN])]
+    files = [
+        path
+        for each in chosen
+        for path in (sorted(each.rglob("*.py")) if each.is_dir() else [each.with_suffix(".py")])
+    ]
+    places = [place for path in dict.fromkeys(files) for place in Conditions.of(path)[1]]
     result = {
         "refusals": len(places),
-        "found": {places[n]: test for n, test in sorted(found.items())},
+        "found": {place: found[place] for place in places if place in found},
         "set off, found by no test": {
-            places[n]: reached[n][:3] for n in sorted(reached.keys() - found.keys())
+            place: reached[place][:3] for place in places if place in reached and place not in found
         },
-        "never set off": [place for n, place in enumerate(places) if n not in reached],
+        "never set off": [place for place in places if place not in reached],
     }
     print("\n" + "\n".join(lines(result)))
     if os.environ.get(OUTPUT):
@@ -176,11 +212,18 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Look at some rooms with some tests."""
+    import pytest
+
     chosen = [each for each in arguments if (PACKAGE / each).is_dir() or (PACKAGE / f"{each}.py").is_file()]
     rest = [each for each in arguments if each not in chosen]
-    os.environ[CHOSEN] = json.dumps(chosen)
     sys.modules.pop("pdpsgd", None)
-    return int(pytest.main(["-p", "tests.guards", "-p", "no:cacheprovider", "-n", "0", "-q", *rest]))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[CHOSEN] = json.dumps(chosen)
+        os.environ[SET_OFF] = str(Path(folder) / "set-off")
+        Path(folder, "sitecustomize.py").write_text(IN_EVERY_PROCESS)
+        paths = [folder, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        return int(pytest.main(["-p", "tests.guards", "-p", "no:cacheprovider", "-n", "0", "-q", *rest]))
 
 
 if __name__ == "__main__":

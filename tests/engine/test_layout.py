@@ -5,6 +5,7 @@ Records that lie on a kink of the first weights (a ReLU at exactly 0) make round
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from pdpsgd.engine.checks.row_rounding import settle_layout
+from pdpsgd.engine.checks.row_rounding import NONE_FOUND, NOT_TRIED, Settled, settle_layout
 from pdpsgd.engine.layout import SMALLEST, Layout
 from pdpsgd.engine.noising import Recording, WithoutNoise, released_by
 from pdpsgd.engine.privacy_engine import PrivacyEngine
@@ -92,7 +94,7 @@ def gradients_of_steps(widths, *, seed, steps=40, people=30, **options):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("limit", [None, 32, 7])
+@pytest.mark.parametrize("limit", [None, 32, 7, 3, 2, 1])
 @pytest.mark.parametrize("people", [6, 30])
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_a_persons_gradient_is_the_same_bits_whoever_else_was_sampled(widths, people, limit):
@@ -107,7 +109,8 @@ def test_without_the_layout_rounding_decides(widths, monkeypatch):
     """The rows of a step as they were: as many as there are people, in the order of the list."""
     monkeypatch.setattr("pdpsgd.engine.layout.SMALLEST", 1)
     monkeypatch.setattr(
-        "pdpsgd.engine.assembly.settle_layout", lambda *_, limit, **__: Layout(multiple=1, limit=limit)
+        "pdpsgd.engine.assembly.settle_layout",
+        lambda *_, limit, **__: Settled(Layout(multiple=1, limit=limit)),
     )
     found = gradients_of_steps(widths, seed=3, people=6)
     assert any(len(bits) > 1 for bits in found.values())
@@ -191,11 +194,12 @@ def test_being_sampled_moves_the_sum_by_a_clipping_norm_at_most(widths, monkeypa
 @given(
     count=st.integers(1, 300),
     multiple=st.sampled_from([4, 16, 64]),
-    lanes=st.sampled_from([1, 4]),
-    limit=st.sampled_from([None, 7, 16, 50, 128]),
+    lanes=st.sampled_from([1, 2, 4]),
+    limit=st.sampled_from([None, 1, 2, 3, 7, 16, 50, 128]),
     seed=st.integers(0, 99),
 )
 def test_everybody_has_a_place_of_their_own_in_whole_batches(count, multiple, lanes, limit, seed):
+    lanes = min(lanes, 2 if limit in (2, 3) else limit or lanes)
     layout = Layout(multiple=multiple, lanes=lanes, limit=limit)
     words = np.random.default_rng(seed).integers(2**64, size=count, dtype=np.uint64)
     places = layout.places(words)
@@ -227,7 +231,110 @@ def test_a_model_that_cannot_be_called_yet_gets_the_least_layout():
 
     gradients = ClippedGradients(Picky(3, 2))
     data = records_of((torch.randn(4, 3), torch.zeros(4)))
-    assert settle_layout(gradients, data, expected=64.0, limit=None, views=1) == Layout(multiple=4)
+    assert settle_layout(gradients, data, expected=64.0, limit=None, views=1) == Settled(
+        Layout(multiple=4), NOT_TRIED
+    )
+
+
+def settled(module, example, *, limit=None):
+    data = records_of(example)
+    gradients = ClippedGradients(module)
+    try:
+        return settle_layout(gradients, data, expected=64.0, limit=limit, views=1)
+    finally:
+        gradients.remove()
+
+
+class OfDictionary(nn.Module):
+    """Is called with one part of a batch that has names."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.linear(inputs + torch.zeros(5))
+
+
+def test_whichever_part_of_a_batch_the_model_takes_it_is_tried_before_the_run():
+    inputs, others = torch.randn(4, 5), torch.zeros(4)
+    records = [{"id": k, "pixels": row, "target": 0} for k, row in enumerate(inputs)]
+    for example in ((inputs, others), (others, inputs, others), (others, inputs), records):
+        assert settled(OfDictionary(), example).assumed is None
+    assert settled(OfDictionary(), (others, others)).assumed == NOT_TRIED
+
+
+class ByPlace(nn.Module):
+    """Gives every row another multiple, by its place: no number of rows will do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.linear(inputs) * (1 + torch.arange(len(inputs))[:, None])
+
+
+def test_what_no_layout_was_found_for_is_assumed_in_the_verdict(private):
+    assert settled(ByPlace(), (torch.randn(4, 5), torch.zeros(4))) == Settled(Layout(multiple=4), NONE_FOUND)
+    run = private(seed=None, module=ByPlace(), engine=PrivacyEngine(watch_loop=False))
+    run.train()
+    found = run.engine.verdict()
+    assert found.assumed == found.sentences[1:] == (NONE_FOUND,)
+    assert found.outcome == "holds for all"
+    assert found.to_dict()["assumed"] == [NONE_FOUND]
+    ordinary = private(seed=None).engine.verdict()
+    assert ordinary.assumed == ()
+    assert "assumed" not in ordinary.to_dict()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_below_four_rows_all_batches_are_of_one_size_and_people_stand_in_lanes(private, limit):
+    run = private(seed=None, loss_reduction="sum", max_physical_batch_size=limit)
+    sizes = set()
+    for inputs, targets in run.loader:
+        sizes.add(len(inputs))
+        nn.functional.cross_entropy(run.module(inputs), targets, reduction="sum").backward()
+        run.optimizer.step()
+    assert sizes == {min(limit, 2)}  # of three, places would be rounded in three ways
+    assert run.engine.verdict().assumed == ()
+
+
+class Encoded(nn.Module):
+    """Trains a head on what a frozen recurrent layer gives, which needs no gradient."""
+
+    def __init__(self, kind, *, without):
+        super().__init__()
+        self.layer = kind(5, 8, batch_first=True).requires_grad_(False)
+        self.head, self.without = nn.Linear(8, 3), without
+
+    def forward(self, inputs):
+        with torch.no_grad() if self.without else nullcontext():
+            hidden = self.layer(inputs)[0]
+        return self.head(hidden[:, -1])
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["with gradients", "without"])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_frozen_recurrent_layer_is_run_as_one_that_trains(kind, without, monkeypatch):
+    """Not by the kernels of PyTorch's own, which may round a row by how many there are."""
+    module, inputs = Encoded(kind, without=without), torch.randn(4, 6, 5)
+    own = module(inputs)
+    packed = pack_padded_sequence(inputs, [6, 5, 4, 3], batch_first=True)
+    of_packed = module.layer(packed)[0].data
+    gradients = ClippedGradients(module)
+    assert torch.equal(module.layer(packed)[0].data, of_packed)
+
+    def own_kernel(*_):
+        raise AssertionError("the kernel of PyTorch's own")
+
+    for name in ("gru", "lstm", "rnn_tanh"):
+        monkeypatch.setattr(f"torch._VF.{name}", own_kernel)
+    torch.testing.assert_close(module(inputs), own)
+    module.eval()
+    with pytest.raises(AssertionError, match="PyTorch's own"):
+        module(inputs)
+    gradients.remove()
 
 
 def test_settling_leaves_the_model_and_random_numbers_as_they_were():
@@ -275,7 +382,9 @@ def test_a_resumed_run_keeps_its_layout(tmp_path, monkeypatch):
     engine.save(tmp_path / "run.safetensors")
     train(*made)
     whole = [parameter.clone() for parameter in made[0].parameters()]
-    monkeypatch.setattr("pdpsgd.engine.assembly.settle_layout", partial(lambda *_, **__: Layout(multiple=64)))
+    monkeypatch.setattr(
+        "pdpsgd.engine.assembly.settle_layout", partial(lambda *_, **__: Settled(Layout(multiple=64)))
+    )
     engine.execution.source.erase()
     engine._run.journal.close(remove=False)
     again, *made = run()

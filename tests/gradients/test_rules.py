@@ -36,6 +36,21 @@ class LastOf(nn.Module):
         return first
 
 
+class AroundFrozen(nn.Module):
+    """Trains around a frozen recurrent layer."""
+
+    def __init__(self, layer: nn.RNNBase, *, from_state: bool = False) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(3, 3), layer.requires_grad_(False), nn.Linear(8, 2)
+        self.from_state = from_state
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.first(x)
+        states = (found.new_ones(1, len(x), 8), found.mean(1)[None].repeat(1, 1, 3)[..., :8])
+        outputs: Tensor = self.layer(found, states if self.from_state else None)[0]
+        return self.last(outputs)
+
+
 class Resized(nn.Module):
     """A transposed convolution that is told the size of its output."""
 
@@ -292,6 +307,14 @@ CASES: dict[str, tuple[Any, ...]] = {
     "frozen below": (
         nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 2)),
         images(3, 4),
+    ),
+    "frozen recurrent between": (
+        AroundFrozen(nn.GRU(3, 4, 2, batch_first=True, bidirectional=True)),
+        images(3, 5, 3),
+    ),
+    "frozen recurrent between, from a state": (
+        AroundFrozen(nn.LSTM(3, 8, batch_first=True), from_state=True),
+        images(3, 5, 3),
     ),
     "frozen above": (
         nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2).requires_grad_(False)),

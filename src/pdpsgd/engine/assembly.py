@@ -198,6 +198,13 @@ def assemble(
 ) -> Run:
     """Put the parts of a run together. Nothing is checked here: see `PrivacyEngine.make_private`."""
     gradients = ClippedGradients(module)
+    settled = settle_layout(
+        gradients,
+        holdings.records,
+        expected=max(r.expected_batch_size for r in plan.rounds) / ranks.world_size,
+        limit=options.records_at_once,
+        views=options.views,
+    )
     execution = Execution(
         plan=plan,
         level_of_person=levels,
@@ -205,13 +212,7 @@ def assemble(
         source=source,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        layout=settle_layout(
-            gradients,
-            holdings.records,
-            expected=max(r.expected_batch_size for r in plan.rounds) / ranks.world_size,
-            limit=options.records_at_once,
-            views=options.views,
-        ),
+        layout=settled.layout,
         many_records=holdings.many,
     )
     journal = JournalKeeper(execution, ranks)
@@ -292,5 +293,6 @@ def assemble(
         spending=spending,
         norms=norms,
         budgets=budgets,
+        assumed=() if settled.assumed is None else (settled.assumed,),
         options={**options.to_dict(), "secure": source.secure},
     )

@@ -36,8 +36,10 @@ class Layout:
     @property
     def at_once(self) -> int | None:
         """How many rows a whole physical batch has, where steps are cut."""
-        if self.limit is None or self.limit < FEWEST:
-            return self.limit
+        if self.limit is None:
+            return None
+        if self.limit < FEWEST:
+            return max(1, self.limit // self.lanes * self.lanes)
         multiple = self.multiple if self.limit >= max(SMALLEST, self.multiple) else FEWEST
         return self.limit // multiple * multiple
 

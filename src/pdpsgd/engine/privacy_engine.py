@@ -237,6 +237,7 @@ class PrivacyEngine:
             weak_generator=None if source.cryptographic else source.algorithm,
             test_double=run.test_double,
             unseen_code=[*run.unseen_code, *unseen_code],
+            assumed=run.assumed,
             **circumstances_of(run.reservation),
             **circumstances,
         )

@@ -54,6 +54,7 @@ class Run:
     spending: SpendingFilter | None = None
     norms: NormKeeper | None = None
     budgets: Budgets | None = None
+    assumed: tuple[str, ...] = ()  # of the model, as it could not be tried
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
     before: dict[str, Any] = field(

@@ -16,6 +16,7 @@ from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.recorder import Recorder, Site
 from pdpsgd.gradients.rules.effective_weight import EffectiveWeight
 from pdpsgd.gradients.rules.general import general_rule
+from pdpsgd.gradients.rules.recurrent import frozen_recurrent
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
 from pdpsgd.gradients.shortcuts import pool, sequence
 from pdpsgd.gradients.survey import Survey, survey
@@ -46,6 +47,14 @@ def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
     ]
     instrumented += [
         InstrumentedForward(child, recorder, partial(pool, child, child.forward)) for child in poolings
+    ]
+    instrumented += [
+        FrozenForward(child, recorder, partial(frozen_recurrent, child, child.forward))
+        for child in model.modules()
+        if isinstance(child, (nn.RNN, nn.LSTM, nn.GRU))
+        and child not in inside_general
+        and rule_of(child) is not None
+        and not any(parameter.requires_grad for parameter in child.parameters())
     ]
     instrumented += [
         ConstantForward(child, recorder, child.forward)
@@ -132,6 +141,15 @@ class ConstantForward(InstrumentedForward):
             return self._original(*args, **kwargs)
         finally:
             self._module.training = mode
+
+
+class FrozenForward(InstrumentedForward):
+    """Stand-in for the forward of a frozen layer: by its rule in all training passes, also under torch.no_grad()."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer."""
+        by_rule = self._recorder.in_training_mode and not self._recorder.paused
+        return (self._forward if by_rule else self._original)(*args, **kwargs)
 
 
 class _WholeModel:

@@ -39,12 +39,14 @@ class Reason:
 class Verdict:
     """What may be said of a result, and why not more.
 
-    `outcome` is one of `HOLDS`, `EXCEPT` and `NOT_FOR_RELEASE`.
+    `outcome` is one of `HOLDS`, `EXCEPT` and `NOT_FOR_RELEASE`. `assumed` are sentences on what was taken for granted
+    of this run in particular, because it could not be tried; they change no outcome.
     """
 
     outcome: str
     people: int
     reasons: tuple[Reason, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def is_for_release(self) -> bool:
@@ -63,8 +65,8 @@ class Verdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The headline, then why, one sentence per reason."""
-        return (self.headline, *(reason.sentence for reason in self.reasons))
+        """The headline, then why, one sentence per reason, then what is assumed."""
+        return (self.headline, *(reason.sentence for reason in self.reasons), *self.assumed)
 
     @property
     def note(self) -> str | None:
@@ -92,6 +94,7 @@ class Verdict:
                 {"code": r.code, "sentence": r.sentence, **({} if r.people is None else {"people": r.people})}
                 for r in self.reasons
             ],
+            **({"assumed": list(self.assumed)} if self.assumed else {}),
             "text": " ".join(self.sentences),
         }
 
@@ -112,6 +115,7 @@ def verdict(
     unseen_code: Sequence[str] = (),
     without_promise: int = 0,
     above_consent: int = 0,
+    assumed: Sequence[str] = (),
 ) -> Verdict:
     """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
 
@@ -133,6 +137,7 @@ def verdict(
         unseen_code: what the guards could not see through, one short description each.
         without_promise: people outside the plan whose records are used all the same, such as test people.
         above_consent: people of the ledger from whom more was taken before than they allow now.
+        assumed: what was taken for granted of this run in particular, in sentences.
 
     Returns:
         The verdict with all its reasons, those against a release first.
@@ -161,7 +166,7 @@ def verdict(
     ]
     exceptions = _exceptions(plan, without_promise, above_consent)
     outcome = NOT_FOR_RELEASE if against else EXCEPT if exceptions else HOLDS
-    return Verdict(outcome, plan.people + without_promise, (*against, *exceptions))
+    return Verdict(outcome, plan.people + without_promise, (*against, *exceptions), tuple(assumed))
 
 
 def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:

@@ -135,7 +135,8 @@ def _verdict(run: Run, check: Check) -> str:
     of_plan = verdict(plan, verified=True, in_ledger=(run.result.get("ledger") or {}).get("id"))
     if found["outcome"] == HOLDS and of_plan.outcome != HOLDS:
         found = of_plan.to_dict()
-    reasons = " ".join(reason["sentence"] for reason in found["reasons"])
+    assumed = found.get("assumed") or []
+    reasons = " ".join([*(reason["sentence"] for reason in found["reasons"]), *assumed])
     if found["outcome"] == NOT_FOR_RELEASE:
         return parts.verdict(False, "This run is not for release.", reasons)
     if found["outcome"] == EXCEPT:
@@ -145,7 +146,7 @@ def _verdict(run: Run, check: Check) -> str:
         f"The promise is proven for all {plan.people:,} people on the list.",
         "Whatever the model shows, and whoever looks at it, "
         + ("all of a person's records together weigh no" if _many(run) else "nobody's record weighs")
-        + " more than that person allowed.",
+        + " ".join([" more than that person allowed.", *assumed]),
     )
 
 

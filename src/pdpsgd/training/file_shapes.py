@@ -55,6 +55,7 @@ RESULT = {
             "outcome": OneOf((HOLDS, EXCEPT, NOT_FOR_RELEASE)),
             "text": str,
             "reasons": [{"sentence": str}],
+            "assumed": Optional([str]),
         }
     ),
     "evaluation": Optional(

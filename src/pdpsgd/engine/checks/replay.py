@@ -127,7 +127,8 @@ class Replay:
                         "it writes to tensors of the batch's size that do not come from the batch"
                     )
                 values |= {key: leaf.clone() for key, leaf in call.overwritten.items()}
-                if alone and any(len(part) == self.size > 1 for part in _lists((call.args, call.kwargs))):
+                arguments = (*call.args, *call.kwargs.values())
+                if alone and any(len(part) == self.size > 1 for each in arguments for part in _lists(each)):
                     raise CannotTellError("it puts the examples together one by one")
                 outputs = call.again(replaced, alone=alone)
                 if alone and any(leaf.numel() == 0 for leaf in tensors(outputs)):

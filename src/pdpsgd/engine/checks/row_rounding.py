@@ -28,14 +28,31 @@ if TYPE_CHECKING:
     from pdpsgd.gradients.clipping import ClippedGradients
 
 LANES = (1, 4)
+LANES_OF_FEW = (1, 2)  # where a physical batch has fewer than four rows
 MOST = 64  # the largest multiple that is tried
 MOST_ROWS = 1024  # in a batch that is tried
 MOST_NUMBERS = 2**13  # of a model whose per-example gradients are compared one by one
+NOT_TRIED = (
+    "It is assumed that kernels round a row of this model alike whoever else is sampled: with a made-up row the model "
+    "could not be called before the run, to try it."
+)
+NONE_FOUND = (
+    "It is assumed that it does not matter how kernels round a row of this model: at all numbers of rows that were "
+    "tried, they round it otherwise when it stands elsewhere or among more rows."
+)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A layout, and what has to be assumed of the model because no layout was found; None where one was."""
+
+    layout: Layout
+    assumed: str | None = None
 
 
 def settle_layout(
     gradients: ClippedGradients, records: Records, *, expected: float, limit: int | None, views: int
-) -> Layout:
+) -> Settled:
     """Return the layout that costs least among those in which the model rounds a row alike wherever it stands.
 
     Args:
@@ -46,7 +63,8 @@ def settle_layout(
         views: The number of rows that a record has.
 
     Returns:
-        The layout; the least one if none will do, or if the model cannot be called before the loop calls it.
+        The layout; the least one, and what is then assumed, if none will do, or if the model cannot be called before
+        the loop calls it.
 
     Guarantee: none by itself. Rows were alike at the sizes that were tried, for made-up numbers.
     """
@@ -55,11 +73,14 @@ def settle_layout(
         warnings.simplefilter("ignore")
         try:
             trial = _Trial.of(gradients, records.example(), views)
-            return least if trial is None else trial.settle(least, expected)
+            found = None if trial is None else trial.settle(least, expected)
         except Exception:  # whatever it is, the first batch says it better
-            return least
+            return Settled(least, NOT_TRIED)
         finally:
             gradients.forget()
+    if found is None:
+        return Settled(least, NOT_TRIED if trial is None else NONE_FOUND)
+    return Settled(found)
 
 
 def _least_multiple(expected: float) -> int:
@@ -92,16 +113,17 @@ class _Trial:
             return trial
         return None
 
-    def settle(self, least: Layout, expected: float) -> Layout:
-        """Return the first layout in which all copies are equal; the least one if they are in none."""
-        for lanes in LANES:
+    def settle(self, least: Layout, expected: float) -> Layout | None:
+        """Return the first layout in which all copies are equal; None if they are in none."""
+        few = least.limit is not None and least.limit < FEWEST
+        for lanes in LANES_OF_FEW[: least.limit] if few else LANES:
             multiple = least.multiple
             while multiple <= MOST:
                 layout = Layout(multiple=multiple, lanes=lanes, limit=least.limit)
                 if self._is_alike(layout, expected):
                     return layout
                 multiple *= 2
-        return least
+        return None
 
     def _is_alike(self, layout: Layout, expected: float) -> bool:
         """Tell whether rows of a lane are equal, in a batch and among batches of sizes that the layout has."""
@@ -173,15 +195,17 @@ class _Rows:
 
 
 def _possible_inputs(example: Batch) -> Iterator[Any]:
-    """Yield what a model may be called with, of a batch: its first part, all but its last, all of it."""
+    """Yield what a model may be called with, of a batch: its first part, all but its last, all of it, any one part."""
     if isinstance(example, (list, tuple)):
         yield example[0]
         if len(example) > 2:
             yield tuple(example[:-1])
         yield tuple(example)
+        yield from example[1:]
     elif isinstance(example, Mapping):
         yield {name: part for name, part in example.items() if "label" not in str(name)}
         yield example
+        yield from example.values()
     elif example is not None:
         yield example
 

@@ -8,6 +8,7 @@ for all times at once; what is left to do in turn is one small matrix product pe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -212,8 +213,29 @@ def recurrent(site: Site, module: nn.RNNBase, input: Tensor, hx: Any = None) -> 
     site.require_dimensions(inputs, 3)
     if inputs.shape[1] == 0:
         fail(f"Expected sequences of at least one step for {site.name}. Got shape {tuple(inputs.shape)}.")
+    states, shape = _first_states(module, inputs, hx)
+    found = [tuple(state.shape) for state in states]
+    if found != shape:
+        fail(f"Expected first states of shape {shape[0]} for {site.name}. Got {found}.")
+    return _unrolled(site, module, inputs, states)
+
+
+def frozen_recurrent(module: nn.RNNBase, original: Callable[..., Any], input: Any, hx: Any = None) -> Any:
+    """Run a frozen layer as one that trains: kernels of PyTorch's own round a row by how many there are.
+
+    What these layers take besides (packed sequences, single ones) is left to PyTorch.
+    """
+    if not isinstance(input, Tensor) or input.dim() != 3 or 0 in input.shape:
+        return original(input, hx)
+    states, shape = _first_states(module, input, hx)
+    if [tuple(state.shape) for state in states] != shape:
+        return original(input, hx)
+    return _unrolled(None, module, input, states)
+
+
+def _unrolled(site: Site | None, module: nn.RNNBase, inputs: Tensor, states: list[Tensor]) -> Any:
+    """Run all layers, of examples first; the site of a layer that trains records what gradient its gates get."""
     is_lstm, ways = isinstance(module, nn.LSTM), 2 if module.bidirectional else 1
-    states = _first_states(site, module, inputs, hx, ways * module.num_layers)
     outputs = inputs.transpose(0, 1)
     ends: list[tuple[Tensor, ...]] = []
     for layer in range(module.num_layers):
@@ -234,22 +256,20 @@ def recurrent(site: Site, module: nn.RNNBase, input: Tensor, hx: Any = None) -> 
     )
 
 
-def _first_states(site: Site, module: nn.RNNBase, inputs: Tensor, hx: Any, places: int) -> list[Tensor]:
-    kinds = 2 if isinstance(module, nn.LSTM) else 1
-    shape = places, inputs.shape[0], module.hidden_size
+def _first_states(module: nn.RNNBase, inputs: Tensor, hx: Any) -> tuple[list[Tensor], list[tuple[int, ...]]]:
+    """Return the first states that were given, or zeros; and the shapes that they must have."""
+    places = module.num_layers * (2 if module.bidirectional else 1)
+    shape: tuple[int, ...] = places, inputs.shape[0], module.hidden_size
+    shapes = [shape] * (2 if isinstance(module, nn.LSTM) else 1)
     if hx is None:
-        return [inputs.new_zeros(shape)] * kinds
-    given = list(hx) if isinstance(hx, (tuple, list)) else [hx]
-    found = [tuple(state.shape) for state in given]
-    if found != [shape] * kinds:
-        fail(f"Expected first states of shape {shape} for {site.name}. Got {found}.")
-    return given
+        return [inputs.new_zeros(shape) for shape in shapes], shapes
+    return list(hx) if isinstance(hx, (tuple, list)) else [hx], shapes
 
 
 def _one_layer(
-    site: Site, module: nn.RNNBase, place: int, inputs: Tensor, states: list[Tensor]
+    site: Site | None, module: nn.RNNBase, place: int, inputs: Tensor, states: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Run one layer in one direction; record what gradient its gates get."""
+    """Run one layer in one direction."""
     cell = _cell(module)
     layer, way = divmod(place, 2 if module.bidirectional else 1)
     kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if module.bias else 2]
@@ -257,6 +277,7 @@ def _one_layer(
     kept: list[Tensor] = []
 
     def gradients(gates: Tensor) -> Gradient:
+        assert site is not None
         of_inputs, of_states = cell.for_inputs(gates), cell.for_states(gates)
         met = [(of_inputs, inputs), (of_states, kept[0][:-1])]
         workspace = site.recorder.workspace
@@ -270,7 +291,7 @@ def _one_layer(
     # Nothing is added to the gates; but autograd then tells what gradient it would have.
     time, examples, width = *inputs.shape[:2], cell.parts * module.hidden_size
     nothing = inputs.new_zeros(1).expand(examples, time, width)
-    shifts = site.record(nothing, inputs, gradients)
+    shifts = nothing if site is None else site.record(nothing, inputs, gradients)
     weights = [detached(parameter) for parameter in parameters]
     outputs: tuple[Tensor, ...] = _Unrolled.apply(cell, kept, weights, shifts, inputs, *states)  # type: ignore[no-untyped-call]
     return outputs
