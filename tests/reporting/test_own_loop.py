@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 import pdpsgd
 from pdpsgd.audit.individual import audit_individual
 from pdpsgd.cli import app
+from pdpsgd.engine.checks.row_rounding import NOT_TRIED, Settled
+from pdpsgd.engine.layout import Layout
 
 PEOPLE = 40
 INPUTS = torch.randn(PEOPLE, 4, generator=torch.Generator().manual_seed(0))
@@ -40,6 +42,16 @@ def loop(*, steps: int = 4, taken: int | None = None, model: nn.Module | None = 
         optimizer.step()
         scheduler.step()
     return engine
+
+
+@pytest.mark.parametrize("assumed", [None, NOT_TRIED])
+def test_the_page_says_what_is_assumed_of_the_model(tmp_path, monkeypatch, assumed):
+    monkeypatch.setattr("pdpsgd.engine.assembly.settle_layout", lambda *_, **__: Settled(Layout(), assumed))
+    result = pdpsgd.write_run(loop(), tmp_path / "own", classes=["no", "yes"])
+    assert result.verdict.outcome == "holds for all"
+    page = (tmp_path / "own" / "public" / "report.html").read_text()
+    assert ("It is assumed that kernels round a row" in page) == (assumed is not None)
+    assert pdpsgd.load_run(tmp_path / "own") is not None
 
 
 def files_of(folder: Path) -> set[str]:
