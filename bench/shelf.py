@@ -6,7 +6,8 @@ All contenders take turns in one process, on one thread, and processor time is m
 allow no other clock. What counts is the median turn. Private steps are those of the whole engine: batches sampled,
 loop checked, cryptographic noise. Plain SGD is the faster one of as written and channels last.
 
-With --memory, peak memory instead: of plain SGD and of the engine, each in a process of its own.
+With --memory, peak memory instead: of plain SGD with one batch again and again, of plain SGD with batches that are
+drawn from as many people as the engine's, and vary in size as its do, and of the engine; each in its own process.
 """
 
 from __future__ import annotations
@@ -73,6 +74,24 @@ def private(network: Network, model: nn.Module, inputs: Tensor, targets: Tensor)
     return step
 
 
+def drawn(network: Network, model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """Plain SGD on batches drawn as the engine draws them, from people in memory."""
+    people, theirs = crowd(inputs, targets)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sizes = torch.distributions.Binomial(len(people), torch.tensor(len(inputs) / len(people)))
+
+    def step() -> None:
+        some = torch.randint(len(people), (max(1, int(sizes.sample())),))
+        optimizer.zero_grad()
+        network.criterion(model(people[some]), theirs[some]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+ALONE = {"plain": plain, "drawn": drawn, "private": private}
+
+
 def contenders(network: Network, batch: int) -> dict[str, Step]:
     """Return what takes a step, for all who can train the network."""
     kinds: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
@@ -135,21 +154,25 @@ def peak(name: str, contender: str) -> float:
     network = ZOO[kind]
     torch.manual_seed(0)
     inputs = network.inputs(int(number or network.batch))
-    make = {"plain": plain, "private": private}[contender]
-    step = make(network, network.build(), inputs, network.targets(inputs))
+    step = ALONE[contender](network, network.build(), inputs, network.targets(inputs))
     for _ in range(12):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def compare_memory(name: str) -> None:
-    """Print the peak memory of both, and their ratio."""
-    found = []
-    for contender in ("plain", "private"):
+    """Print the peak memory of all, and the ratios of the engine's to the others'."""
+    found = {}
+    for contender in ALONE:
         command = [sys.executable, __file__, name, "--alone", contender]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found.append(float(output.split()[-1]))
-    print(f"{name}: plain {found[0]:,.0f} MB, private {found[1]:,.0f} MB, ratio {found[1] / found[0]:.2f}")
+        found[contender] = float(output.split()[-1])
+    own = found["private"]
+    print(
+        f"{name}: plain {found['plain']:,.0f} MB, drawn batches {found['drawn']:,.0f}, private {own:,.0f}: "
+        f"{own / found['plain']:.2f} and {own / found['drawn']:.2f}",
+        flush=True,
+    )
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -188,7 +211,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--page", type=pathlib.Path)
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--alone", choices=("plain", "private"), help=argparse.SUPPRESS)
+    parser.add_argument("--alone", choices=tuple(ALONE), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

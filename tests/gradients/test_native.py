@@ -241,6 +241,27 @@ def test_the_papers_networks_use_it_and_agree(
 
 
 @with_compiler
+def test_two_layers_with_one_left_factor_have_the_norms_of_layers_with_two() -> None:
+    """The gates of a recurrent layer meet what it was given, and the states before: sizes differ, positions do not."""
+    left, rights = torch.randn(5, 7, 12), (torch.randn(5, 7, 3), torch.randn(5, 7, 40))
+    other = torch.randn(5, 4, 21)  # other positions and widths, in the same memory as nothing else
+    found = []
+    for lefts in ((left, left), (left, left.clone())):
+        factors = [*zip(lefts, rights, strict=True), (other, rights[0][:, :4].contiguous())]
+        totals = [torch.zeros(one.shape[2], two.shape[2], dtype=torch.float64) for one, two in factors]
+        parts = [(one, two, total) for (one, two), total in zip(factors, totals, strict=True)]
+        together = native.layers(parts, 5)
+        squares = together.squares(1e-40)
+        together.add(torch.ones(5))
+        found.append((squares, *totals))
+    expected = sum(
+        torch.bmm(one.double().transpose(1, 2), two.double()).square().sum((1, 2)) for one, two in factors
+    )
+    assert torch.allclose(found[0][0], expected, rtol=1e-4)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@with_compiler
 def test_an_infinite_gradient_counts_as_zero() -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2))
     clipped = ClippedGradients(module)

@@ -420,15 +420,17 @@ static void gram_of(long positions, long width, const float *values, const float
     }
 }
 
-static double products_square(const layer *l, long n, float *scratch, double *ratio)
+/* `again`: the left factor is that of the last call, whose sizes and inner products are still there. */
+static double products_square(const layer *l, long n, int again, float *scratch, double *ratio)
 {
     long positions = l->positions, padded = padded_width(positions), whole = positions * padded;
     float *sizes = scratch, *turned = sizes + padded, *part = turned + STRETCH * padded + SLACK;
     double *grams = (double *)(part + whole + whole % 2);
     const float *left = l->left + n * positions * l->left_width, *right = l->right + n * positions * l->right_width;
-    for (long t = 0; t < positions; t++)
+    for (long t = 0; t < positions && !again; t++)
         sizes[t] = size_of(left + t * l->left_width, l->left_width);
-    gram_of(positions, l->left_width, left, sizes, 1, turned, part, grams);
+    if (!again)
+        gram_of(positions, l->left_width, left, sizes, 1, turned, part, grams);
     gram_of(positions, l->right_width, right, sizes, 0, turned, part, grams + whole);
     double square = 0, terms = 0;
     for (long t = 0; t < positions; t++) {
@@ -605,7 +607,9 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, const int6
                     continue;
                 }
                 if (l->positions > 1) {
-                    total += products_square(l, n, scratch, ratios + k * examples + n);
+                    int again = k > 0 && l->left == l[-1].left && l->positions == l[-1].positions
+                                && l->left_width == l[-1].left_width;
+                    total += products_square(l, n, again, scratch, ratios + k * examples + n);
                     continue;
                 }
                 const float *left = l->left + n * l->left_width;

@@ -278,15 +278,18 @@ def _one_layer(
 
     def gradients(gates: Tensor) -> Gradient:
         assert site is not None
+        gates = gates.contiguous()  # once for all who read them
         of_inputs, of_states = cell.for_inputs(gates), cell.for_states(gates)
         met = [(of_inputs, inputs), (of_states, kept[0][:-1])]
         workspace = site.recorder.workspace
         for parameter, (left, right) in zip(parameters, met, strict=False):
             if parameter.requires_grad:
                 yield parameter, OuterProducts(left, right.detach().transpose(0, 1), workspace=workspace)
-        for parameter, left in zip(parameters[2:], (of_inputs, of_states), strict=False):
+        shift = shift_gradient(of_inputs)
+        shifts_of_both = shift, shift if of_states is of_inputs else shift_gradient(of_states)
+        for parameter, of_bias in zip(parameters[2:], shifts_of_both, strict=False):
             if parameter.requires_grad:
-                yield parameter, shift_gradient(left)
+                yield parameter, of_bias
 
     # Nothing is added to the gates; but autograd then tells what gradient it would have.
     time, examples, width = *inputs.shape[:2], cell.parts * module.hidden_size
