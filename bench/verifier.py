@@ -19,6 +19,7 @@ versions. The summary has counts and the lowest and highest ratios. "Below" coun
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import math
@@ -145,10 +146,28 @@ def begun(number: int, seed: int) -> dict[str, Any]:
     """Say what makes the lines from this plan on."""
     rooms = [ROOT / "src/pdpsgd" / room for room in ("accounting", "planning")]
     code = hashlib.sha256(
-        b"".join(file.read_bytes() for room in rooms for file in sorted(room.rglob("*.py")))
+        "".join(_code(file) for room in rooms for file in sorted(room.rglob("*.py"))).encode()
     )
     versions = {name: version(name) for name in ("pdpsgd", "dp-accounting", "numpy", "scipy")}
     return {"from plan": number, "seed": seed, "code": code.hexdigest()[:12], "versions": versions}
+
+
+def _code(file: Path) -> str:
+    """The file without comments and docstrings."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        for statements in (getattr(node, field, None) for field in ("body", "orelse", "finalbody")):
+            if isinstance(statements, list):
+                statements[:] = [some for some in statements if not _is_text(some)]
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def read(record: Path, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
