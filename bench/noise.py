@@ -4,9 +4,9 @@
 
 All take turns, so that a busy machine slows them alike; what is printed is the median, in nanoseconds for each number
 that is released, with the sum rounded to integers, noise added and rounded to the grid. The share of a step is measured
-in one run of the engine at batch 64, the time inside `quantize` and `release` against the time of all steps. Target: at
-most 8 %. `torch normal_` is there to compare with (32 bits of seed on processors, tails that end at 5.8 standard
-deviations, no grid).
+in one run of the engine at batch 64, the time inside `quantize` and `release` against the time of all steps: as they
+are, with other code for noise alone, and as on a machine without a C compiler. Target: at most 8 %. `torch normal_` is
+there to compare with (32 bits of seed on processors, tails that end at 5.8 standard deviations, no grid).
 
 On a machine that others use too, `--clock cpu` measures processor time instead of time on the wall.
 """
@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdpsgd.engine import optimizer as engine_optimizer
+from pdpsgd.gradients.native import dispatch as gradients_dispatch
 from pdpsgd.sampling.generators import AES, SFC64, SHAKE
 from pdpsgd.sampling.native import dispatch
 from pdpsgd.sampling.noise import quantize
@@ -37,6 +38,7 @@ from steps import MODELS, TURN, private_loop
 
 TORCH = "torch normal_"
 COMPILED, NOT_COMPILED = "AES, compiled", "AES, cryptography and numpy"
+NOTHING_COMPILED = "no C compiler (AES, cryptography and numpy)"
 KEY = bytes(range(32))
 TARGET = 0.08
 
@@ -85,13 +87,15 @@ def without_compiled_code(function: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextmanager
-def no_compiled_code() -> Iterator[None]:
-    library = dispatch.library
+def no_compiled_code(*, of_gradients: bool = False) -> Iterator[None]:
+    library, of_layers = dispatch.library, gradients_dispatch._library
     dispatch.library = lambda: None  # type: ignore[assignment]
+    if of_gradients:
+        gradients_dispatch._library = lambda: (None, None)  # type: ignore[assignment]
     try:
         yield
     finally:
-        dispatch.library = library
+        dispatch.library, gradients_dispatch._library = library, of_layers
 
 
 def measure(numbers: int, turns: int, clock: Callable[[], float]) -> dict[str, float]:
@@ -168,6 +172,8 @@ def main() -> None:
         shares[f"{model}, {COMPILED}"] = share_of_step(model, options.seconds, clock)
         with no_compiled_code():
             shares[f"{model}, {NOT_COMPILED}"] = share_of_step(model, options.seconds, clock)
+        with no_compiled_code(of_gradients=True):
+            shares[f"{model}, {NOTHING_COMPILED}"] = share_of_step(model, options.seconds, clock)
     for name, row in shares.items():
         verdict = "within" if row["share"] <= TARGET else "above"
         print(f"{name}: {row['share']:.1%} of a step of {row['milliseconds']:.2f} ms, {verdict} {TARGET:.0%}")

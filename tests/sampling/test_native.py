@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -78,6 +79,37 @@ def test_sums_become_the_same_integers_with_and_without_compiled_code(without: C
     one = quantize(sums, clipping_norm=1.3)
     without("compiled code")
     assert all(map(torch.equal, quantize(sums, clipping_norm=1.3), one))
+
+
+@compiled
+def test_noise_of_many_blocks_is_the_same_with_and_without_compiled_code(
+    without: Callable[[str], None],
+) -> None:
+    pytest.importorskip("cryptography")
+    total = torch.arange(200_003) * 2**25
+
+    def released() -> list[torch.Tensor]:
+        totals = [total[:70_001], total[70_001:]]
+        return RandomSource.from_key(KEY).release(totals, clipping_norm=1.0, noise_multiplier=1.0, step=0)
+
+    one = released()
+    without("compiled code")
+    assert all(torch.equal(*pair) for pair in zip(released(), one, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 2.0**23, -(2.0**23)])
+def test_without_compiled_code_a_number_that_is_too_large_is_found_wherever_it_is(
+    wrong: float, dtype: torch.dtype, without: Callable[[str], None]
+) -> None:
+    without("compiled code")
+    sums = torch.full((100_003,), 2.0**22 - 1, dtype=dtype)
+    quantize([sums], clipping_norm=1.0)
+    for place in (0, 2**15 - 1, 2**15, 100_002):
+        changed = sums.clone()
+        changed[place] = wrong
+        with pytest.raises(PdpsgdError, match="finite and below"):
+            quantize([changed], clipping_norm=1.0)
 
 
 @pytest.mark.parametrize("missing", ["nothing", "compiled code"])

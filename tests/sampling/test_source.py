@@ -16,7 +16,7 @@ from scipy import stats
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling.generators import AES, SFC64, SHAKE, generator_of
-from pdpsgd.sampling.source import RandomSource
+from pdpsgd.sampling.source import AHEAD, RandomSource
 
 KEY = bytes(range(32))
 SOURCES = {
@@ -124,6 +124,21 @@ def test_an_erased_key_is_gone_and_every_use_refused(options: dict) -> None:
             use()
 
 
+def test_an_erased_key_leaves_nothing_of_later_noise(options: dict) -> None:
+    source = RandomSource.from_key(KEY, **options)
+    noise_of(source, step=0)
+    source.erase()
+    with pytest.raises(PdpsgdError, match="Its key was erased when its run ended"):
+        noise_of(source, step=1)
+
+
+def test_the_noise_of_a_step_does_not_depend_on_the_steps_before(options: dict) -> None:
+    source = RandomSource.from_key(KEY, **options)
+    for step in (0, 1, 5, AHEAD - 1, AHEAD, 3 * AHEAD, 3 * AHEAD + 1, 7 * AHEAD):
+        alone = noise_of(RandomSource.from_key(KEY, **options), step=step)
+        assert torch.equal(noise_of(source, step=step), alone)
+
+
 def test_the_key_is_never_shown(options: dict) -> None:
     source = RandomSource.from_key(KEY, **options)
     assert KEY.hex() not in repr(source)
@@ -159,7 +174,7 @@ def test_a_key_of_another_length_is_refused() -> None:
 
 def test_keys_and_draws_do_not_need_torch() -> None:
     code = (
-        "import sys; from pdpsgd.sampling.source import RandomSource; import pdpsgd.sampling.sampler; "
+        "import sys; from pdpsgd.sampling.source import AHEAD, RandomSource; import pdpsgd.sampling.sampler; "
         "RandomSource.from_seed(1).draw_generator(step=0).random_raw(3); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

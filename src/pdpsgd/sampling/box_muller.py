@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pdpsgd._typing import IntArray, WordArray
-from pdpsgd.sampling.words import BitGenerator
+from pdpsgd.sampling.words import BitGenerator, read_into
 
 PAIRS = 8
 GROUP = 2 * PAIRS  # numbers, and words, that belong together
@@ -66,7 +67,6 @@ LN2_HIGH = float.fromhex("0x1.62e42fefa38p-1")  # 42 bits: exact times any expon
 LN2_LOW = float.fromhex("0x1.ef35793c7673p-45")
 NEAR_ONE = 0.2928932188134524  # 1 - sqrt(1/2): above, 1 - u is taken as u / 2^-1 - 1
 _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
-_SIGN = np.uint64(1 << 63)
 
 _Floats = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
@@ -81,71 +81,101 @@ def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: fl
         count: How many; up to a multiple of 16, further numbers are made and thrown away.
         scale: The standard deviation.
     """
-    groups = -(-count // GROUP)
-    return normals_of(words.random_raw(GROUP * groups), further, scale=scale)[:count]
+    numbers = np.empty(-(-count // GROUP) * GROUP)
+    fill(numbers, words, further, scale=scale)
+    return numbers[:count]
+
+
+def fill(numbers: _Floats, words: BitGenerator, further: BitGenerator, *, scale: float) -> None:
+    """Write normal numbers, a multiple of 16 of them; their words come into the same memory first."""
+    own = numbers.view(np.uint64)
+    read_into(own, words)
+    normals_of(own, further, scale=scale, out=numbers)
 
 
 class _Workspace(threading.local):
     """Memory for the pairs of a block, kept: asking the system for it anew takes longer than the arithmetic."""
 
     def __init__(self) -> None:
-        self._floats, self._flags = np.empty((7, 0)), np.empty(0, dtype=np.bool_)
+        self._floats, self._flags = np.empty(0), np.empty(0, dtype=np.bool_)
 
-    def take(self, pairs: int) -> tuple[list[_Floats], _Flags]:
-        """Return seven arrays of numbers and one of flags."""
+    def take(self, pairs: int) -> tuple[_Floats, _Flags]:
+        """Return seven rows of numbers, one after the other, and one of flags."""
         if len(self._flags) < pairs:
-            self._floats, self._flags = np.empty((7, pairs)), np.empty(pairs, dtype=np.bool_)
-        return [row[:pairs] for row in self._floats], self._flags[:pairs]
+            self._floats, self._flags = np.empty(7 * pairs), np.empty(pairs, dtype=np.bool_)
+        return self._floats[: 7 * pairs].reshape(7, pairs), self._flags[:pairs]
 
 
-_workspace = _Workspace()
+workspace = _Workspace()
 
 
-def normals_of(words: WordArray, further: BitGenerator, *, scale: float) -> _Floats:
-    """Return as many normal numbers as words, which are a multiple of 16."""
-    in_groups = words.reshape(-1, 2, PAIRS)
-    (kept, *work), flags = _workspace.take(len(words) // 2)
+def normals_of(
+    words: WordArray, further: BitGenerator, *, scale: float, out: _Floats | None = None
+) -> _Floats:
+    """Return as many normal numbers as words, which are a multiple of 16; `out` may be the memory of the words."""
+    numbers = np.empty(len(words)) if out is None else out
+    rows, flags = workspace.take(len(words) // 2)
+    kept, radius, *work = rows
     own = kept.view(np.uint64)
-    np.copyto(own.reshape(-1, PAIRS), in_groups[:, 0])
-    radius = _radii(own, further, work, flags)
-    radius *= scale
-    np.copyto(own.reshape(-1, PAIRS), in_groups[:, 1])
-    numbers = np.empty((len(in_groups), 2, PAIRS))
-    coordinates = _turned(radius, own, [some for some in work if some is not radius])
-    for place, coordinate in enumerate(coordinates):
-        np.copyto(numbers[:, place], coordinate.reshape(-1, PAIRS))
-    return numbers.reshape(-1)
+    _eights(own)[:] = _eights(words)[::2]
+    _radii(own, radius, further, work, flags)
+    np.multiply(radius, scale, radius)
+    _eights(own)[:] = _eights(words)[1::2]
+    for place, coordinate in enumerate(_turned(radius, own, rows[2:])):
+        _eights(numbers)[place::2] = _eights(coordinate)
+    return numbers
 
 
-def _radii(words: WordArray, further: BitGenerator, work: list[_Floats], flags: _Flags) -> _Floats:
-    """Return sqrt(-2 ln u), in one of the arrays to work in."""
-    nearness, exponent, fraction, far, more, spare = work
+def _eights(values: WordArray | _Floats) -> npt.NDArray[np.void]:
+    """Return the array as pieces of eight numbers, which are copied as a whole: several times faster."""
+    return values.view(f"V{PAIRS * values.itemsize}")
+
+
+def _constant(value: float) -> npt.NDArray[Any]:
+    """Return a number as an array, as numpy would make it of a number of Python's in every call."""
+    return np.array(value)
+
+
+_TWO_POWERS = {power: _constant(2.0**power) for power in (-64, -61)}
+_ONE, _TWO, _HIGH, _LOW = map(_constant, (1.0, 2.0, LN2_HIGH, LN2_LOW))
+_NEAR_ONE, _FEW, _PLACES, _ALL_BUT_SIGN, _TO_SWAP = map(_constant, (NEAR_ONE, 2**53, 52, 63, 2))
+_POWERS_FROM, _IN_EIGHTH, _SIGN = map(_constant, (_SQRT_HALF_BITS + 2**52 - 1, 2**61 - 1, -(2**63)))
+_LOG = tuple(map(_constant, LOG))
+_COS_AND_SIN = tuple(np.array(pair)[:, None] for pair in zip(COS, (*SIN, 0.0), strict=True))
+_ONE_AND_QUARTER_PI, _TO_SIGNS = np.array([[1.0], [QUARTER_PI]]), np.array([[0], [1]])
+
+
+def _radii(
+    words: WordArray, exponent: _Floats, further: BitGenerator, work: list[_Floats], flags: _Flags
+) -> None:
+    """Write sqrt(-2 ln u)."""
+    nearness, fraction, far, more, spare = work
     signed, distance, is_upper = words.view(np.int64), far.view(np.int64), spare.view(np.int64)
     # The distance of u from 0 or, if that is nearer, from 1, in units of 2^-64.
-    np.right_shift(signed, 63, out=is_upper)
-    np.bitwise_xor(signed, is_upper, out=distance)
+    np.right_shift(signed, _ALL_BUT_SIGN, is_upper)
+    np.bitwise_xor(signed, is_upper, distance)
     np.copyto(nearness, distance)
-    nearness *= 2.0**-64
-    places = np.flatnonzero(np.less(distance, 2**53, out=flags))
+    np.multiply(nearness, _TWO_POWERS[-64], nearness)
+    places = np.flatnonzero(np.less(distance, _FEW, flags))
     nearness[places] = _all_continued(distance[places].tolist(), further)
     _split(nearness, exponent, fraction, more)
     # u = 1 - nearness = 2^-far (1 + f): f is exact.
-    np.copyto(far, np.greater_equal(nearness, NEAR_ONE, out=flags))
+    np.copyto(far, np.greater_equal(nearness, _NEAR_ONE, flags))
     _replace(exponent, far, is_upper, more)
-    nearness += np.multiply(nearness, far, out=more)
-    np.subtract(far, nearness, out=far)
+    np.add(nearness, np.multiply(nearness, far, more), nearness)
+    np.subtract(far, nearness, far)
     _replace(fraction, far, is_upper, more)
     half = _minus_log(exponent, fraction, [nearness, far, more])
-    half += half
-    return np.sqrt(half, out=half)
+    np.add(half, half, half)
+    np.sqrt(half, half)
 
 
 def _replace(values: _Floats, by: _Floats, where: IntArray, work: _Floats) -> None:
     """Write one over the other where all bits are set, not where none is: many times faster than by a flag."""
     bits, others, change = (some.view(np.int64) for some in (values, by, work))
-    np.bitwise_xor(bits, others, out=change)
-    change &= where
-    bits ^= change
+    np.bitwise_xor(bits, others, change)
+    np.bitwise_and(change, where, change)
+    np.bitwise_xor(bits, change, bits)
 
 
 def _all_continued(distances: list[int], further: BitGenerator) -> list[float]:
@@ -166,65 +196,59 @@ def continued(distance: int, further: BitGenerator) -> float:
 
 
 def _split(number: _Floats, exponent: _Floats, fraction: _Floats, work: _Floats) -> None:
-    """Write e and f with number = 2^-e (1 + f), and 1 + f between the square roots of 1/2 and 2."""
+    """Write e and f with number = 2^-e (1 + f), and 1 + f between the square roots of 1/2 and 2; it is at most 1/2."""
     bits, powers, mantissa = (some.view(np.int64) for some in (number, work, fraction))
-    np.subtract(bits, _SQRT_HALF_BITS, out=powers)
-    powers >>= 52
-    np.subtract(bits, np.left_shift(powers, 52, out=mantissa), out=mantissa)
-    fraction -= 1.0
-    np.copyto(exponent, np.negative(powers, out=powers))
+    np.subtract(_POWERS_FROM, bits, powers)
+    np.right_shift(powers, _PLACES, powers)
+    np.copyto(exponent, powers)
+    np.add(bits, np.left_shift(powers, _PLACES, mantissa), mantissa)
+    np.subtract(fraction, _ONE, fraction)
 
 
 def _minus_log(exponent: _Floats, fraction: _Floats, work: list[_Floats]) -> _Floats:
     """Return -ln(2^-e (1 + f)), in place of e."""
     s, square, correction = work
-    np.divide(fraction, np.add(fraction, 2.0, out=s), out=s)
-    np.multiply(s, s, out=square)
-    _polynomial(LOG, square, correction)
-    correction *= square
-    np.subtract(fraction, correction, out=correction)
-    correction *= s
-    correction += np.multiply(exponent, LN2_LOW, out=s)
-    correction -= fraction
-    exponent *= LN2_HIGH
-    exponent += correction
-    return exponent
+    np.divide(fraction, np.add(fraction, _TWO, s), s)
+    np.multiply(s, s, square)
+    _polynomial(_LOG, square, correction)
+    np.multiply(correction, square, correction)
+    np.subtract(fraction, correction, correction)
+    np.multiply(correction, s, correction)
+    np.add(correction, np.multiply(exponent, _LOW, s), correction)
+    np.subtract(correction, fraction, correction)
+    np.multiply(exponent, _HIGH, exponent)
+    return np.add(exponent, correction, exponent)
 
 
-def _turned(radius: _Floats, words: WordArray, work: list[_Floats]) -> tuple[_Floats, _Floats]:
+def _turned(radius: _Floats, words: WordArray, work: _Floats) -> _Floats:
     """Return the two coordinates of a point at the radius, turned by the angle that the word says."""
-    part, square, sine, cosine, more = work
-    bits = more.view(np.uint64)
-    np.copyto(part, np.bitwise_and(words, np.uint64(2**61 - 1), out=bits).view(np.int64))
-    part *= 2.0**-61
-    np.multiply(part, part, out=square)
-    _polynomial(SIN, square, sine)
-    sine *= square
-    sine += QUARTER_PI
-    sine *= part
-    sine *= radius
-    _polynomial(COS, square, cosine)
-    cosine *= square
-    cosine += 1.0
-    cosine *= radius
+    numbers, part, square, signs = work[:2], work[2], work[3], work[3:5].view(np.int64)
+    turn, bits = words.view(np.int64), square.view(np.int64)
+    np.copyto(part, np.bitwise_and(turn, _IN_EIGHTH, bits))
+    np.multiply(part, _TWO_POWERS[-61], part)
+    np.multiply(part, part, square)
+    # Cosine and sine in one: what the sine's polynomial has one power less for begins with a 0.
+    _polynomial(_COS_AND_SIN, square, numbers)
+    np.multiply(numbers, square, numbers)
+    np.add(numbers, _ONE_AND_QUARTER_PI, numbers)
+    np.multiply(numbers[1], part, numbers[1])
+    np.multiply(numbers, radius, numbers)
     # The third bit says whether they change places: all bits of that are set, or none.
-    swapped, change = part.view(np.int64), square.view(np.int64)
-    np.left_shift(words.view(np.int64), 2, out=swapped)
-    swapped >>= 63
-    np.bitwise_xor(cosine.view(np.int64), sine.view(np.int64), out=change)
-    change &= swapped
-    for one in (cosine.view(np.int64), sine.view(np.int64)):
-        one ^= change
-    np.bitwise_xor(first := cosine.view(np.uint64), np.bitwise_and(words, _SIGN, out=bits), out=first)
-    np.left_shift(words, np.uint64(1), out=bits)
-    np.bitwise_xor(second := sine.view(np.uint64), np.bitwise_and(bits, _SIGN, out=bits), out=second)
-    return cosine, sine
+    swapped, change, both = part.view(np.int64), square.view(np.int64), numbers.view(np.int64)
+    np.left_shift(turn, _TO_SWAP, swapped)
+    np.right_shift(swapped, _ALL_BUT_SIGN, swapped)
+    np.bitwise_xor(both[0], both[1], change)
+    np.bitwise_and(change, swapped, change)
+    np.bitwise_xor(both, change, both)
+    np.bitwise_and(np.left_shift(turn, _TO_SIGNS, signs), _SIGN, signs)
+    np.bitwise_xor(both, signs, both)
+    return numbers
 
 
-def _polynomial(coefficients: tuple[float, ...], x: _Floats, value: _Floats) -> None:
+def _polynomial(coefficients: tuple[npt.NDArray[Any], ...], x: _Floats, value: _Floats) -> None:
     """Write the polynomial's values at x."""
-    np.multiply(x, coefficients[-1], out=value)
-    for coefficient in reversed(coefficients[1:-1]):
-        value += coefficient
-        value *= x
-    value += coefficients[0]
+    np.multiply(x, coefficients[-1], value)
+    for coefficient in coefficients[-2:0:-1]:
+        np.add(value, coefficient, value)
+        np.multiply(value, x, value)
+    np.add(value, coefficients[0], value)

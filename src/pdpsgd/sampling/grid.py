@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from pdpsgd._typing import IntArray
 from pdpsgd.errors import check_positive, fail
-from pdpsgd.sampling.box_muller import normals
+from pdpsgd.sampling.box_muller import GROUP, fill, workspace
 from pdpsgd.sampling.words import BitGenerator
 
 UNIT_BITS = 32  # the unit is 2^-32 clipping norms, or down to half of it
@@ -80,15 +81,50 @@ def add_noise(
         words: The step's words; as many as numbers are read, up to a multiple of 16.
         further: The step's words that continue a radius.
     """
-    half = (1 << scale.shift) >> 1
-    room = np.empty(min(len(total), _BLOCK), dtype=np.int64)
+    half, shift, step = (np.array(some) for some in ((1 << scale.shift) >> 1, scale.shift, scale.step))
     for start in range(0, len(total), _BLOCK):
         part = total[start : start + _BLOCK]
-        noise = normals(words, further, len(part), scale=scale.deviation)
-        np.copyto(moved := room[: len(part)], np.rint(noise, out=noise), casting="unsafe")
-        moved += part
-        moved += half
-        moved >>= scale.shift  # floor(x / step + 1/2): the same for all multiples of the step
+        made = _workspace.take(-(-len(part) // GROUP) * GROUP)
+        fill(made, words, further, scale=scale.deviation)
+        free, _ = workspace.take(len(made) // 2)  # what the numbers were made in
+        noise, moved = made[: len(part)], free[:2].reshape(-1).view(np.int64)[: len(part)]
+        np.copyto(moved, np.rint(noise, noise), casting="unsafe")
+        np.add(moved, part, moved)
+        np.add(moved, half, moved)
+        np.right_shift(moved, shift, moved)  # floor(x / step + 1/2): the same for all multiples of the step
         np.copyto(noise, moved)
-        noise *= scale.step
-        noised[start : start + _BLOCK] = noise
+        np.multiply(noise, step, noise)
+        np.copyto(noised[start : start + _BLOCK], noise, casting="same_kind")
+
+
+def quantize(sums: npt.NDArray[np.floating], multiples: IntArray, *, unit: float, largest: float) -> bool:
+    """Write float32 or float64 numbers in units, a power of two; tell whether all are below the largest.
+
+    All are one-dimensional; the multiples may be in the memory of float64 sums. They are of no use if one is too large.
+    """
+    for start in range(0, len(sums), _BLOCK):
+        part = sums[start : start + _BLOCK]
+        rounded = _workspace.take(len(part))
+        np.copyto(rounded, part)
+        np.multiply(rounded, 1 / unit, rounded)
+        np.rint(rounded, rounded)
+        if not (rounded.min() > -largest and rounded.max() < largest):  # nor if one is not a number
+            return False
+        np.copyto(multiples[start : start + _BLOCK], rounded, casting="unsafe")
+    return True
+
+
+class _Workspace(threading.local):
+    """Memory for the numbers of a block, kept: asking the system for it anew takes longer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(0)
+
+    def take(self, numbers: int) -> npt.NDArray[np.float64]:
+        """Return an array of numbers."""
+        if len(self._numbers) < numbers:
+            self._numbers = np.empty(numbers)
+        return self._numbers[:numbers]
+
+
+_workspace = _Workspace()

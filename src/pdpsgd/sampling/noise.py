@@ -68,9 +68,12 @@ def quantize(
             fail(f"Expected sums[{place}] to hold floating-point numbers. Got {total.dtype}.")
         if out is None:
             quantized.append(torch.empty(total.shape, dtype=torch.int64, device=total.device))
-        if code is not None and has_plain_numbers(total):
-            flat = total.view(-1), quantized[place].view(-1)
-            good = calls.quantize(code, *flat, unit=unit, largest=largest)
+        if has_plain_numbers(total) and has_plain_memory(quantized[place]):
+            flat, into = total.detach().view(-1), quantized[place].view(-1)
+            if code is not None:
+                good = calls.quantize(code, flat, into, unit=unit, largest=largest)
+            else:
+                good = grid.quantize(flat.numpy(), into.numpy(), unit=unit, largest=largest)
         else:
             rounded = total.detach().to(torch.float64).div(unit).round_()
             good = _is_within(rounded, largest)
@@ -96,13 +99,14 @@ def has_plain_numbers(tensor: torch.Tensor) -> bool:
     """Tell whether the tensor is float32 or float64 numbers one after the other in this process's memory."""
     import torch
 
-    return (
-        tensor.device.type == "cpu"
-        and tensor.dtype in (torch.float32, torch.float64)
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    )
+    return tensor.dtype in (torch.float32, torch.float64) and has_plain_memory(tensor) and not tensor.is_neg()
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor is one number after the other in this process's memory."""
+    import torch
+
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
 
 
 def add_noise(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from pdpsgd._typing import WordArray
+
+PIECE = 2**13  # words: memory that a process has at hand; for more it would ask the system, every time
 
 
 class BitGenerator(Protocol):
@@ -13,3 +17,10 @@ class BitGenerator(Protocol):
     def random_raw(self, size: int) -> WordArray:
         """Return the next `size` words."""
         ...
+
+
+def read_into(words: WordArray, generator: BitGenerator) -> None:
+    """Write the next words over an array, in pieces."""
+    for start in range(0, len(words), PIECE):
+        piece = words[start : start + PIECE]
+        np.copyto(piece, generator.random_raw(len(piece)))
