@@ -259,12 +259,11 @@ class RandomSource:
                 f"Expected step >= {self._next_noise_step}: earlier noise was given out; on other gradients "
                 f"it would reveal their difference. Got step={step!r}."
             )
-        if (
-            step not in self._ahead
-        ):  # one after the other, keying takes a tenth of the time that it takes once a step
-            steps = range(step, step + AHEAD)
+        if step not in self._ahead:
+            # One after the other: keyed once a step, between other work, ciphers take ten times as long.
             self._ahead = {
-                n: (self._generator("noise", number=n), self._generator("tails", number=n)) for n in steps
+                n: (self._generator("noise", number=n), self._generator("tails", number=n))
+                for n in range(step, step + AHEAD)
             }
         self._next_noise_step = step + 1
         return self._ahead.pop(step)
