@@ -260,6 +260,25 @@ def test_a_plan_is_not_taken_twice(loader: Any, budgets: Budgets, made: Plan) ->
     assert module.engine.steps_taken == 12
 
 
+class TwoOptimizers(Classifier):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.5), torch.optim.SGD(self.parameters(), lr=0.5)], []
+
+
+def test_only_a_lightning_module_with_one_optimizer_is_made_private(
+    loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    options = {"data_loader": loader, "plan": made, "budgets": budgets}
+    with pytest.raises(PdpsgdError, match=r"Expected a LightningModule\. Got Linear"):
+        make_private(nn.Linear(4, 2), **options)
+    manual = Classifier()
+    manual.automatic_optimization = False
+    with pytest.raises(PdpsgdError, match="Expected automatic optimization"):
+        make_private(manual, **options)
+    with pytest.raises(PdpsgdError, match=r"to give one optimizer\. Got 2"):
+        trainer().fit(make_private(TwoOptimizers(), **options))
+
+
 def test_a_module_is_made_private_once(loader: Any, budgets: Budgets, made: Plan) -> None:
     options = {"data_loader": loader, "plan": made, "budgets": budgets}
     module = make_private(Classifier(), **options)

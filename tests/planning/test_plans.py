@@ -113,3 +113,39 @@ def test_a_prefix_of_a_plan_drops_what_is_no_longer_proven(small: Plan) -> None:
     assert half.steps == 25
     assert all(level.proven_epsilon is None for level in half.levels)
     assert half.verify().epsilon[2] < small.verify().epsilon[2]
+
+
+def test_values_that_are_no_budgets_are_refused(small: Plan) -> None:
+    for change, message in {
+        ("epsilon", -1.0): r"levels\[0\]\.epsilon >= 0",
+        ("delta", 1.0): r"0 <= levels\[0\]\.delta < 1",
+        ("people", 2**53 + 1): r"levels\[0\]\.people from 0 to",
+        ("proven_epsilon", -0.5): r"levels\[0\]\.proven_epsilon >= 0 or null",
+    }.items():
+        document = json.loads(small.to_json())
+        document["levels"][0][change[0]] = change[1]
+        with pytest.raises(PdpsgdError, match=message):
+            Plan.from_json(json.dumps(document))
+
+
+def filtered(plan: Plan, limits: tuple[float, ...], *, rate: float = 1.0) -> Plan:
+    first = replace(
+        plan.rounds[0],
+        spending_limits=limits,
+        participation=(0.0, 1.0, 1.0),
+        sample_rates=(0.0, rate, rate),
+        expected_batch_size=rate * 200,
+    )
+    return replace(plan, rounds=(first,))
+
+
+def test_a_filter_has_a_limit_for_every_level_and_everybody_in_every_step(small: Plan) -> None:
+    fine = (2.0,) * len(small.levels)
+    assert filtered(small, fine).rounds[0].spending_limits == fine
+    for limits, rate, message in (
+        (fine[1:], 1.0, "one value for each of the"),
+        ((-1.0, *fine[1:]), 1.0, r"spending_limits\[0\] from 0 to 2\^20"),
+        (fine, 0.5, r"sample_rates\[1\] of 0 or 1 with spending_limits"),
+    ):
+        with pytest.raises(PdpsgdError, match=message):
+            filtered(small, limits, rate=rate)

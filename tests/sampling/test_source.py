@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,6 +172,27 @@ def test_a_run_does_not_go_on_with_another_generator(options: dict, message: str
 def test_a_key_of_another_length_is_refused() -> None:
     with pytest.raises(PdpsgdError, match=r"key of 32 bytes\. Got 3 bytes"):
         RandomSource.from_key(b"abc")
+
+
+def test_a_source_is_taken_by_one_run_and_never_copied(options: dict) -> None:
+    source = RandomSource.from_key(KEY, **options)
+    assert source.take() is source
+    with pytest.raises(PdpsgdError, match="that a run has taken before"):
+        source.take()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(PdpsgdError, match="a request for a copy"):
+            copied(source)
+
+
+def test_steps_and_ranks_below_zero_are_refused(options: dict) -> None:
+    source = RandomSource.from_key(KEY, **options)
+    people = np.arange(3)
+    assert source.place_words(step=0, rank=0, count=3).shape == (3,)
+    for step, rank in ((-1, 0), (0, -1)):
+        with pytest.raises(PdpsgdError, match="number and rank to be >= 0"):
+            source.place_words(step=step, rank=rank, count=3)
+    with pytest.raises(PdpsgdError, match=r"Expected step >= 0\. Got step=-1"):
+        source.record_words(people=people, step=-1, count=2)
 
 
 def test_keys_and_draws_do_not_need_torch() -> None:

@@ -174,3 +174,22 @@ def test_the_probe_leaves_nothing_behind() -> None:
 
 def test_one_example_is_not_enough_for_the_probe() -> None:
     assert not check_examples_do_not_mix(classifier(), F.cross_entropy, BATCH[0][:1], BATCH[1][:1])
+
+
+class MixesBackward(nn.Module):
+    """Gives the outputs of a classifier, and in training another gradient: less the mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.inner(inputs)
+        centred = outputs - outputs.mean(0)
+        return centred + (outputs - centred).detach() if self.training else outputs
+
+
+def test_gradients_that_mix_in_training_alone_are_named_so() -> None:
+    with pytest.raises(PdpsgdError, match="Examples mix in this model or loss while it trains"):
+        check_examples_do_not_mix(MixesBackward(), F.cross_entropy, *BATCH)
+    assert check_examples_do_not_mix(classifier(), F.cross_entropy, *BATCH)
