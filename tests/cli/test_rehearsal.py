@@ -229,3 +229,16 @@ def test_what_is_no_ledger_is_not_copied(tmp_path):
     (tmp_path / "people.ledger").write_text("no ledger")
     with pytest.raises(pdpsgd.PdpsgdError), copy_of(str(tmp_path / "people.ledger")):
         pass
+
+
+def test_a_plan_from_the_schema_is_the_plan_that_the_run_can_take(place):
+    table = (place / "people.csv").read_text().splitlines()
+    (place / "people.csv").write_text("\n".join([*table, *table[1:30]]) + "\n")
+    how = ("people.csv", "--schema", "schema.toml", "--test-share", 0.3, "--records-per-person", 2)
+    more = ("--steps", 20, "--batch-size", 20)
+    made = run("plan", *how, *more, "--json", "plan.json")
+    assert made.exit_code == 0, made.output
+    trained = run("train", *how, "--plan", "plan.json", "--yes", "--run-folder", "runs/a", "--lr", 1)
+    assert trained.exit_code == 0, trained.output
+    without = run("plan", "people.csv", "--schema", "schema.toml", *more)
+    assert without.exit_code == 2  # several rows per person are not taken for several people

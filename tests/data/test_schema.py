@@ -192,6 +192,8 @@ def test_numbers_and_days_written_as_text_are_numbers_and_days_but_codes_are_not
         {
             "x": ["1.5", " 3", "?", None],
             "day": ["2024-05-31", "2021-01-02T10:00:00", None, "2022-02-02"],
+            "dotted": ["31.5.2024", "02.01.2021", None, "2.2.2022"],
+            "slashed": ["5/31/2024", "1/2/2021", None, "2/2/2022"],
             "code": ["00501", "10001", "00501", "10001"],
             "word": ["a", "1", "a", "a"],
             "y": ["u", "v", "u", "v"],
@@ -200,6 +202,8 @@ def test_numbers_and_days_written_as_text_are_numbers_and_days_but_codes_are_not
     assert draft_schema(frame, label="y").columns == {
         "x": Numeric(1.5, 3),
         "day": Date(datetime.date(2021, 1, 1), datetime.date(2024, 12, 31)),
+        "dotted": Date(datetime.date(2021, 1, 1), datetime.date(2024, 12, 31)),
+        "slashed": Categorical(("1/2/2021", "2/2/2022", "5/31/2024")),  # day or month first? nobody knows
         "code": Categorical(("00501", "10001")),
         "word": Categorical(("1", "a")),
     }

@@ -70,9 +70,12 @@ def check_rows(
         rows = (f"row {i + source.first_row}: {'missing' if missing[i] else shown(series[i])}" for i in bad)
         listed = ", ".join(row for row, _ in zip(rows, range(MOST_SHOWN), strict=False))
         more = f" and {len(bad) - MOST_SHOWN:,} more" if len(bad) > MOST_SHOWN else ""
+        remedy = (
+            " Who has not said what they allow has not agreed: leave their rows out." if missing.any() else ""
+        )
         fail(
             f"Expected {expected} in column {name!r} of {source.name}. Got something else in {len(bad):,} of "
-            f"{len(series):,} rows: {listed}{more}."
+            f"{len(series):,} rows: {listed}{more}.{remedy}"
         )
 
 

@@ -47,12 +47,14 @@ class PeopleOptions(BudgetOptions):
 
     people: int | None = option_field(None, "number of people, with --tiers", panel=PEOPLE, kind=int)
 
-    def read_list(self, file: Path | None) -> Budgets:
+    def read_list(
+        self, file: Path | None, *, id_column: str | None = None, repeated_ids: bool = False
+    ) -> Budgets:
         """Read the list, or make one from tiers."""
         from pdpsgd.budgets.budgets import Budgets
 
         if self.tiers is None:
-            return self.read(file)
+            return self.read(file, id_column=id_column, repeated_ids=repeated_ids)
         if self.people is None:
             fail("Expected --people with --tiers: the number of people on the list. Got --tiers alone.")
         check_positive(people=self.people)
@@ -60,15 +62,30 @@ class PeopleOptions(BudgetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareOptions(Options):
-    """Who is not planned for."""
+class RunOptions(Options):
+    """How the run will read its people: as there, so that plan and run have the same."""
 
+    schema: Path | None = option_field(
+        None, "schema of the run, whose id column names people", panel=PEOPLE, kind=Path
+    )
+    records_per_person: int | None = option_field(
+        None, "as in train, where people have several rows", panel=PEOPLE, kind=int, least=1
+    )
     test_share: float | None = option_field(
         None, "share of people that train --test-share will set aside", panel=PEOPLE, kind=float
     )
 
-    def part(self, budgets: Budgets) -> Budgets:
-        """Leave out those who will be tested on."""
+    def read(self, file: Path | None, people: PeopleOptions) -> Budgets:
+        """Read the list of people as the run will, without those who will be tested on."""
+        id_column = None
+        if self.schema is not None and people.id_column is None:
+            from pdpsgd.data.schema import Schema
+
+            id_column = Schema.read(self.schema).id_column
+        many = self.records_per_person is not None
+        return self._part(people.read_list(file, id_column=id_column, repeated_ids=many))
+
+    def _part(self, budgets: Budgets) -> Budgets:
         if self.test_share is None:
             return budgets
         from pdpsgd.data.people import part_list
@@ -89,7 +106,7 @@ class ReserveOptions(Options):
 @with_options
 def plan(
     people: PeopleOptions,
-    share: ShareOptions,
+    run: RunOptions,
     options: PlanOptions,
     earlier: HistoryOptions,
     ledger: LedgerOptions,
@@ -113,7 +130,7 @@ def plan(
 
     \b
     For a run with test people (train --plan plan.json --test-share 0.2):
-      pdpsgd plan people.csv --id-column person --test-share 0.2 --json plan.json
+      pdpsgd plan people.csv --schema schema.toml --test-share 0.2 --json plan.json
 
     \b
     What is left after a run; what people have left, over many runs:
@@ -149,7 +166,7 @@ def plan(
         if made.roster is not None:
             allows = ranges_by_level(made.roster, opened.everybody(), len(made.levels))
     else:
-        budgets = share.part(people.read_list(file))
+        budgets = run.read(file, people)
         made = options.make_plan(
             budgets, history=earlier.plans(budgets, people), history_fixed=earlier.history_fixed
         )

@@ -107,18 +107,25 @@ def number_in(value: Any) -> float | None:
 
 
 def day_in(value: Any) -> datetime.date | None:
-    """Return the day in a cell: a date or time, or text as in 2024-05-31, with or without a time; None if it is none.
+    """Return the day in a cell: a date or time, or text as in 2024-05-31, with or without a time, or as in 31.5.2024.
 
-    >>> day_in("2024-05-31 12:30"), day_in("31.5.2024")
-    (datetime.date(2024, 5, 31), None)
+    None if it is none. With slashes, nobody knows whether the day or the month comes first.
+
+    >>> day_in("2024-05-31 12:30"), day_in("31.5.2024"), day_in("5/31/2024")
+    (datetime.date(2024, 5, 31), datetime.date(2024, 5, 31), None)
     """
     if isinstance(value, datetime.datetime):
         return value.date()
     if isinstance(value, datetime.date):
         return value
-    if not isinstance(value, str) or not re.match(r"\s*\d{4}-\d{2}-\d{2}", value):
+    if not isinstance(value, str):
         return None
+    dotted = re.fullmatch(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})\s*", value)
     try:
+        if dotted is not None:
+            return datetime.date(int(dotted[3]), int(dotted[2]), int(dotted[1]))
+        if not re.match(r"\s*\d{4}-\d{2}-\d{2}", value):
+            return None
         return datetime.datetime.fromisoformat(value.strip().replace("Z", "+00:00")).date()
     except ValueError:
         return None

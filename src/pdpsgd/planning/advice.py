@@ -348,7 +348,12 @@ def advise(
         plan=made,
         settings=_outlooks([(planned, setting) for setting in grid], parameters),
         mechanisms=tuple(
-            outlook(made if name == made.mechanism else _smaller_if_needed(planned, chosen, name), parameters)
+            _as_asked(
+                outlook(
+                    made if name == made.mechanism else _smaller_if_needed(planned, chosen, name), parameters
+                ),
+                chosen,
+            )
             for name in MECHANISMS
         ),
     )
@@ -369,8 +374,14 @@ def _outlooks(wanted: Sequence[Any], parameters: int) -> tuple[Outlook, ...]:
     found = []
     for planned, setting in wanted:
         with suppress(PdpsgdError):  # such a batch cannot be had from these people
-            found.append(outlook(planned(setting), parameters))
+            found.append(_as_asked(outlook(planned(setting), parameters), setting))
     return tuple(found)
+
+
+def _as_asked(seen: Outlook, setting: Setting) -> Outlook:
+    """Name the batch size that was asked for where a plan has it but for rounding: 2,200 and not 2,199.4."""
+    is_it = math.isclose(seen.batch_size, setting.batch_size, rel_tol=0.02)
+    return replace(seen, batch_size=float(setting.batch_size)) if is_it else seen
 
 
 def _beside(value: int, *, fixed: bool, least: int, most: int) -> list[int]:

@@ -34,9 +34,9 @@ def over_time_parts(ledger: Mapping[str, Any] | None) -> list[str]:
     head = (
         "allow over all runs",
         "people",
-        "spent before",
-        "this run takes",
-        "left after it",
+        "spent before (mean)",
+        "this run takes (mean)",
+        "left after it (mean)",
         "spent in all, of mu²",
     )
     said = [
