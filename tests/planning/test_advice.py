@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,7 +113,10 @@ def test_advice_compares_with_what_people_do_without_personalization():
     assert ratio == pytest.approx(4_000 * mu, rel=0.05)
     assert found.best.signal_to_noise == max(each.signal_to_noise for each in found.mechanisms)
     assert any("worth it" in sentence for sentence in found.reasons())
-    assert found.best == outlook(found.plan, 500)
+    planned = outlook(found.plan, 500)
+    assert found.best == replace(planned, batch_size=found.best.batch_size)
+    assert found.best.batch_size == found.recommended.batch_size  # one figure in text and chart
+    assert planned.batch_size == pytest.approx(found.best.batch_size, rel=0.02)
 
 
 def test_alike_budgets_need_no_personalization_and_advice_says_so():

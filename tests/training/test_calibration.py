@@ -79,6 +79,9 @@ def test_a_model_that_is_too_sure_is_told_so_and_a_good_one_is_not():
     logits, classes, _ = overconfident()
     as_data = {"probabilities": json.loads(json.dumps(_plain(probability_figures(logits, classes))))}
     said = " ".join(probability_sentences(as_data))
+    assert "--calibrate" in said
+    again = " ".join(probability_sentences(as_data, calibrated=True))
+    assert "--calibrate" not in again  # it was done already
     assert "too sure" in said
     assert "--calibrate" in said
     fitted = fit_calibration(logits, classes, fitted_on="all")

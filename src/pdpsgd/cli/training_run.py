@@ -192,7 +192,8 @@ def show_result(
                 f"{per_person:.1%} per person, each counted once."
             )
         figures = result.evaluation.to_dict()
-        for sentence in (*class_sentences(figures, classes), *probability_sentences(figures)):
+        of_probabilities = probability_sentences(figures, calibrated=result.calibration is not None)
+        for sentence in (*class_sentences(figures, classes), *of_probabilities):
             screen.say(sentence)
     elif result.evaluation is not None:
         for sentence in error_sentences(result.evaluation.to_dict()):

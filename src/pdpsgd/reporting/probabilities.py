@@ -23,7 +23,9 @@ def probability_parts(run: Run) -> list[str]:
     if not found or not found["bins"]:
         return []
     of = _speaks_of(run)
-    made = [parts.paragraph(each) for each in (*probability_sentences(run.evaluation), _calibrated(run))]
+    calibrated = run.result.get("calibration") is not None
+    said = probability_sentences(run.evaluation, calibrated=calibrated)
+    made = [parts.paragraph(each) for each in (*said, _calibrated(run))]
     rows = [
         {"said": each["said"], "found": each["found"], "records": each["records"]}
         | dict(zip(("low", "high"), charts.interval(each["found"], each["records"]), strict=True))

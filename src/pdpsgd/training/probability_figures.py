@@ -99,8 +99,8 @@ def reliability(said: FloatArray, right: BoolArray, bins: int | None = None) -> 
     )
 
 
-def probability_sentences(evaluation: Mapping[str, Any]) -> list[str]:
-    """Say how far probabilities can be relied on; nothing where there are none."""
+def probability_sentences(evaluation: Mapping[str, Any], *, calibrated: bool = False) -> list[str]:
+    """Say how far probabilities can be relied on, and what would help; nothing where there are none."""
     found = evaluation.get("probabilities")
     if not found:
         return []
@@ -120,4 +120,5 @@ def probability_sentences(evaluation: Mapping[str, Any]) -> list[str]:
         f"{worst['records']:,} records."
     )
     direction = " It is too sure on the whole." if sure > 0.02 else ""
-    return [figures, f"{said}{direction} --calibrate brings them closer to the truth."]
+    remedy = "" if calibrated else " --calibrate brings them closer to the truth."
+    return [figures, f"{said}{direction}{remedy}"]
