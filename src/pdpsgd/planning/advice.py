@@ -395,7 +395,7 @@ def _why(advice: Advice) -> str:
     best = advice.best
     return (
         f"Batches of {best.batch_size:,.0f} people over {best.steps:,} steps have a noise multiplier of "
-        f"{best.noise_multiplier:.3g} and make {best.efficiency:.0%} of what these people allow; smaller ones waste "
+        f"{best.noise_multiplier:.3g} and use {best.efficiency:.0%} of what these people allow; smaller ones waste "
         "more of it, larger ones take longer for little. Learning rate and clipping norm follow from the noise."
     )
 
