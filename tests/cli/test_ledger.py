@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pdpsgd.cli.shared import Screen
 from pdpsgd.ledger import Ledger
 
 
@@ -65,6 +66,19 @@ def test_changes_and_who_is_out(place: Path, run: Callable[..., Any]) -> None:
     found = figures(run("ledger", "consent", "changes.csv", "--json", "-"))
     assert (found["changed"], found["out"]) == (2, ["p1"])
     assert "no: spent before it was lowered" in run("ledger", "show", "p1").output.replace("\n", " ")
+    Path("withdrawn.csv").write_text("person,epsilon\np4,0\n")
+    told = run("ledger", "consent", "withdrawn.csv").output
+    assert "p4: withdrawn. Out from now on" in told.replace("\n", " ")
+    assert "more was spent" not in told
+
+
+def test_a_run_that_was_left_running_says_how_it_goes_on(place: Path, run: Callable[..., Any]) -> None:
+    ledger = Ledger(place)
+    number = ledger.reserve(ledger.plan(steps=10, batch_size=10)).number
+    attempt = ledger.start(number)
+    assert "--resume" in run("ledger", "runs").output
+    ledger.finish(number, attempt)
+    assert "--resume" not in run("ledger", "runs").output
 
 
 def test_what_was_edited_ends_with_1(place: Path, run: Callable[..., Any]) -> None:
@@ -120,3 +134,13 @@ def test_a_reserved_run_and_a_series_are_trained_by_number(place: Path, run: Cal
     assert (
         "Expected --reserve NAME" in run("plan", "--ledger", "people.ledger", "--series", "2", *small).output
     )
+
+
+@pytest.mark.parametrize(("after", "shown"), [(0.0, True), (3600.0, False)])
+def test_a_check_shows_how_far_it_is_once_it_takes_long(
+    after: float, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Screen(quiet=False, json_file=None).bars(after=after) as tell:
+        assert tell is not None
+        tell("certificates", 1, 3)
+    assert ("certificates" in capsys.readouterr().err) == shown

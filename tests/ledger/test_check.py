@@ -60,6 +60,16 @@ def test_an_edit_is_found(edit: str, found: str, tmp_path: Path) -> None:
     assert any(found in problem for problem in problems), problems
 
 
+def test_what_is_checked_is_told_from_the_first_to_the_last(tmp_path: Path) -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+    filled(tmp_path / "a.ledger").check(
+        progress=lambda name, done, total: told.setdefault(name, []).append((done, total))
+    )
+    assert list(told) == ["rows by the log", "sums at each start", "certificates"]
+    assert [steps[-1] for steps in told.values()] == [(6, 6), (6, 6), (1, 1)]
+    assert all([done for done, _ in steps] == list(range(len(steps))) for steps in told.values())
+
+
 def test_an_older_copy_lacks_the_head(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     ledger = filled(path)

@@ -128,13 +128,16 @@ def consent(
     changes = _read(people, file)
     changed = opened.consent(changes)
     told = [opened.person(name) for name in changes.ids.tolist()] if len(changes) <= 1000 else []
-    out = [person.id for person in told if not person.consents[-1].kept]
-    screen.say(f"Changed what {changed:,} people allow; {len(changes) - changed:,} allow what they did.")
-    for name in out:
+    out = [person for person in told if not person.consents[-1].kept]
+    screen.say(f"Changed what people allow: {changed:,} (unchanged: {len(changes) - changed:,}).")
+    for person in out:
+        why = "more was spent before than is allowed now" if person.epsilon else "withdrawn"
         screen.say(
-            f"{name}: more was spent before than is allowed now. Out from now on; see pdpsgd ledger show {name}"
+            f"{person.id}: {why}. Out from now on; what was spent before stays spent: pdpsgd ledger show {person.id}"
         )
-    screen.write_json(shared.dump({"changed": changed, "out": out, "head": opened.head}))
+    screen.write_json(
+        shared.dump({"changed": changed, "out": [person.id for person in out], "head": opened.head})
+    )
 
 
 @app.command()
@@ -193,6 +196,12 @@ def runs(ledger: Place = DEFAULT_PLACE, json_file: shared.JsonFile = None) -> No
             str(run.number), run.name, run.state, str(run.attempt), f"{run.people:,}", _minute(run.time)
         )
     screen.table(table)
+    for run in found:
+        if run.state == "running":
+            screen.say(
+                f"Run {run.number} is running. If its process is gone, the command that began it goes on with it, at "
+                "no further charge, if it says --resume as well."
+            )
     screen.write_json(shared.dump([asdict(run) for run in found]))
 
 
@@ -241,7 +250,8 @@ def check(
     from pdpsgd.ledger import Ledger
 
     opened, screen = Ledger(ledger), _screen(json_file)
-    found = opened.check(head=noted, certificates=not quick)
+    with screen.bars(after=2.0) as progress:
+        found = opened.check(head=noted, certificates=not quick, progress=progress)
     for problem in found.problems:
         screen.say(f"FOUND: {problem}")
     if found.passed:

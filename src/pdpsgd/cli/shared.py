@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -265,8 +266,11 @@ class Screen:
         self.console = Console(stderr=json_file == "-", quiet=quiet)
 
     @contextmanager
-    def bars(self) -> Iterator[Callable[[str, int, int], None] | None]:
-        """Show a progress bar on the error stream for each name that is told: tell(name, done, total)."""
+    def bars(self, *, after: float = 0.0) -> Iterator[Callable[[str, int, int], None] | None]:
+        """Show a progress bar on the error stream for each name that is told: tell(name, done, total).
+
+        What takes less than `after` seconds shows nothing.
+        """
         if self.quiet:
             yield None
             return
@@ -288,8 +292,11 @@ class Screen:
         )
         shown = Progress(*columns, console=Console(stderr=True))
         tasks: dict[str, TaskID] = {}
+        begin = time.monotonic()
 
         def tell(name: str, done: int, total: int) -> None:
+            if time.monotonic() - begin < after:
+                return
             if not tasks:
                 shown.start()
             if name not in tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,22 @@ from pdpsgd.ledger.values import Check
 STATE_AFTER = {"reserve": "reserved", "enter": "finished"}
 
 
-def check(connection: Connection, *, head: str | None, certificates: bool) -> Check:
+Tell = Callable[[str, int, int], None]
+"""Is told what is checked, how many of it are done, and of how many."""
+
+
+def check(connection: Connection, *, head: str | None, certificates: bool, tell: Tell) -> Check:
     """Compute everything again, and say what does not fit."""
     row = connection.execute(select(schema.ledger)).one()
     problems = [*_chain(connection, row)]
     if head is not None:
         problems += _noted_head(connection, row, head)
-    problems += [*_rows(connection), *_extra_rows(connection), *_allowances(connection), *_sums(connection)]
+    problems += [*_rows(connection, tell), *_extra_rows(connection), *_allowances(connection)]
+    problems += _sums(connection, tell)
     confirmed = 0
     if certificates:
         problems += check_series(connection)
-        found = [*_certificates(connection)]
+        found = [*_certificates(connection, tell)]
         confirmed = len(found) - sum(problem is not None for problem in found)
         problems += [problem for problem in found if problem is not None]
     runs = connection.execute(select(func.count()).select_from(schema.runs)).scalar_one()
@@ -43,6 +48,13 @@ def check(connection: Connection, *, head: str | None, certificates: bool) -> Ch
 
 def _entries(connection: Connection) -> list[Any]:
     return list(connection.execute(select(schema.log).order_by(schema.log.c.entry)))
+
+
+def _told(rows: list[Any], what: str, tell: Tell) -> Iterator[Any]:
+    for place, row in enumerate(rows):
+        tell(what, place, len(rows))
+        yield row
+    tell(what, len(rows), len(rows))
 
 
 def _chain(connection: Connection, ledger: Any) -> Iterator[str]:
@@ -73,10 +85,10 @@ def _noted_head(connection: Connection, ledger: Any, head: str) -> Iterator[str]
         )
 
 
-def _rows(connection: Connection) -> Iterator[str]:
+def _rows(connection: Connection, tell: Tell) -> Iterator[str]:
     """Rows against the digests in the log, and the states that the log leads to."""
     states: dict[int, tuple[str, int]] = {}
-    for row in _entries(connection):
+    for row in _told(_entries(connection), "rows by the log", tell):
         payload = _payload(row)
         if payload is None:
             yield f"Entry {row.entry} of the log cannot be read."
@@ -153,11 +165,11 @@ def _allowances(connection: Connection) -> Iterator[str]:
         )
 
 
-def _sums(connection: Connection) -> Iterator[str]:
+def _sums(connection: Connection, tell: Tell) -> Iterator[str]:
     """At each start, nobody who paid came above what they allowed then."""
     people = people_count(connection)
     allows, total = Amounts.zeros(people), Amounts.zeros(people)
-    for row in _entries(connection):
+    for row in _told(_entries(connection), "sums at each start", tell):
         payload = _payload(row) or {}
         if row.what in ("enroll", "consent"):
             _apply_consents(connection, row.entry, allows)
@@ -180,12 +192,11 @@ def _apply_consents(connection: Connection, entry: int, allows: Amounts) -> None
         column[person[known]] = values[known]
 
 
-def _certificates(connection: Connection) -> Iterator[str | None]:
+def _certificates(connection: Connection, tell: Tell) -> Iterator[str | None]:
     """Every charge, from its exposures, by the independent computation; the same exposures once."""
     known: dict[tuple[Any, ...], bool] = {}
-    for row in connection.execute(
-        select(schema.charges).order_by(schema.charges.c.run, schema.charges.c.level)
-    ):
+    query = select(schema.charges).order_by(schema.charges.c.run, schema.charges.c.level)
+    for row in _told(list(connection.execute(query)), "certificates", tell):
         key = (row.kind, row.mu, row.b, row.d, row.e, row.exposures)
         if key not in known:
             known[key] = is_confirmed(*key)

@@ -615,18 +615,26 @@ class Ledger:
         with self._database.reading() as connection:
             return views.read_timeline(connection)
 
-    def check(self, *, head: str | None = None, certificates: bool = True) -> Check:
+    def check(
+        self,
+        *,
+        head: str | None = None,
+        certificates: bool = True,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Check:
         """Compute chain, digests, states, sums, allowances and certificates again.
 
         Args:
             head: a head that was noted before; a ledger without it is an older copy, or another one.
             certificates: also recompute every charge by the independent computation (seconds to minutes).
+            progress: told what is checked, how many of it are done, and of how many.
 
         Returns:
             What was found.
         """
         with self._database.reading() as connection:
-            return check(connection, head=head, certificates=certificates)
+            tell = progress or (lambda *_: None)
+            return check(connection, head=head, certificates=certificates, tell=tell)
 
 
 def _checked_token(token: str | None) -> str:
