@@ -7,12 +7,16 @@ import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pdpsgd.cli.own_ledger import announce
+from pdpsgd.cli.shared import Screen
 from pdpsgd.ledger import Ledger
+from pdpsgd.ledger.values import Statement
 
 SMALL = ("--steps", "6", "--batch-size", "20", "--no-report")
 TABLE = ("--label", "income", "--id-column", "person", "--delta-column", "delta")
@@ -211,3 +215,13 @@ def test_after_spending_all_it_is_said_how_much_is_left(run: Callable[..., Any],
     assert "(mean)" in said
     said = " ".join(check(run("ledger", "show")).split())
     assert "(mean)" in said
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_goes_on_says_that_it_is_not_charged_again(
+    resumed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reserved: Any = SimpleNamespace(statement=Statement(3, "march", (), 0))
+    screen = Screen(quiet=False, json_file=None)
+    announce(reserved, "people.ledger", "0.25", screen, resumed=resumed)
+    assert ("Run 3 goes on, at no further charge." in capsys.readouterr().out) == resumed

@@ -186,9 +186,15 @@ def copy_of(place: str) -> Iterator[Ledger]:
 
 
 def announce(
-    reserved: ReservedRun, place: str, spend: str, screen: Screen, *, rehearsed: bool = False
+    reserved: ReservedRun,
+    place: str,
+    spend: str,
+    screen: Screen,
+    *,
+    rehearsed: bool = False,
+    resumed: bool = False,
 ) -> None:
-    """Say, before the run starts, what it takes of what people have left."""
+    """Say, before the run starts or goes on, what it takes of what people have left."""
     if screen.quiet:
         return
     from rich.table import Table
@@ -196,6 +202,8 @@ def announce(
     said = reserved.statement
     people = sum(tier.people for tier in said.tiers)
     takes = "would take" if rehearsed else "takes"
+    if resumed:
+        screen.say(f"Run {said.run} goes on, at no further charge.")
     screen.say(
         f"Run {said.run} in the ledger {place} {takes}, of what {people:,} people allow over all runs:"
     )

@@ -116,6 +116,7 @@ def fit_in_ledger(
     folder = RunFolder(str(options.run_folder))
     with folder.in_use() if is_first_rank() else nullcontext():
         check_folder(options, None)  # another process may have been faster
+        goes_on = options.resume and folder.begun
         reserved = book(
             ledger,
             budgets=inputs.budgets,
@@ -126,7 +127,7 @@ def fit_in_ledger(
             agree=lambda made: _agree(made, inputs, options, yes=yes),
         )
         with given_up_after_errors(reserved, folder):
-            announce(reserved, place, asked.spend, screen, rehearsed=inputs.rehearsal)
+            announce(reserved, place, asked.spend, screen, rehearsed=inputs.rehearsal, resumed=goes_on)
             _show_plan(reserved.plan, network, inputs, options, screen, allows=reserved.allowed_by_level())
             return _fit(
                 network, inputs, _with_evaluation(options, reserved.plan, inputs), reservation=reserved
