@@ -52,6 +52,7 @@ def test_a_year_from_the_command_line(place: Path, run: Callable[..., Any]) -> N
     assert 0 < person["spent_epsilon"] < 2
     assert "p1 allows epsilon 2" in run("ledger", "show", "p1").output
     assert figures(run("ledger", "cancel", str(made.number), "--json", "-"))["state"] == "cancelled"
+    assert "nobody is charged for it" in run("ledger", "cancel", str(made.number)).output.replace("\n", " ")
     assert figures(run("ledger", "check", "--json", "-"))["passed"]
     head = figures(run("ledger", "head", "--json", "-"))["head"]
     assert run("ledger", "check", "--quick", "--head", head).exit_code == 0

@@ -200,9 +200,9 @@ def cancel(connection: Connection, run: int) -> int:
     """Give back what a run has reserved, as long as it has not started: the sole refund."""
     row = _row(connection, run)
     if row.state != "reserved":
+        stays = "nobody is charged for it" if row.state == "cancelled" else "what has started stays charged"
         fail(
-            f"Expected run {run} to be reserved, to cancel it. It is "
-            f"{_worded(row.state, remedy=False)}: what has started stays charged."
+            f"Expected run {run} to be reserved, to cancel it. It is {_worded(row.state, remedy=False)}: {stays}."
         )
     if series_of(row.token) is not None:
         fail(
