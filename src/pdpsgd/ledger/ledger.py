@@ -633,8 +633,7 @@ class Ledger:
             What was found.
         """
         with self._database.reading() as connection:
-            tell = progress or (lambda *_: None)
-            return check(connection, head=head, certificates=certificates, tell=tell)
+            return check(connection, head=head, certificates=certificates, tell=progress)
 
 
 def _checked_token(token: str | None) -> str:
