@@ -28,9 +28,7 @@ Tell = Callable[[str, int, int], None]
 """Is told what is checked, how many of it are done, and of how many."""
 
 
-def check(
-    connection: Connection, *, head: str | None, certificates: bool, tell: Tell | None = None
-) -> Check:
+def check(connection: Connection, *, head: str | None, certificates: bool, tell: Tell | None = None) -> Check:
     """Compute everything again, and say what does not fit."""
     tell = tell or (lambda *_: None)
     row = connection.execute(select(schema.ledger)).one()
