@@ -211,6 +211,26 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch:
         checkpoints.load(tmp_path / "c")
 
 
+def test_a_file_of_another_format_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checksum fits, and its version is a number that this one has, too."""
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "FORMAT", "somebody else's")
+        checkpoints.save(path, TENSORS, STATE, KEY)
+    with pytest.raises(PdpsgdError, match=r"Expected format 'pdpsgd[^']*' at .* Got \"somebody else's\""):
+        checkpoints.load(path)
+    checkpoints.save(path, TENSORS, STATE, KEY)
+    assert_is_as_saved(path)
+
+
+@pytest.mark.parametrize("length", [31, 33])
+def test_a_key_of_another_length_is_refused(path: Path, length: int) -> None:
+    checkpoints.save(path, TENSORS, STATE, bytes(length))
+    with pytest.raises(PdpsgdError, match=r"Expected a key of 32 bytes in the checkpoint .* Got another one"):
+        checkpoints.load(path)
+    checkpoints.save(path, TENSORS, STATE, bytes(32))
+    assert checkpoints.load(path).key == bytes(32)
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     for place, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(PdpsgdError, match=f"Expected a checkpoint at .* Got: {reason}"):

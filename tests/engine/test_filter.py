@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import pdpsgd
 from pdpsgd.engine.noising import Injecting, Recording, released_by
-from pdpsgd.engine.spending import square_roots
+from pdpsgd.engine.spending import SpendingFilter, square_roots
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.planning.plans import Plan
 from tests.engine.conftest import budgets_of, make_data, make_module
@@ -131,6 +131,35 @@ def test_a_resumed_run_spends_what_the_whole_one_does(private, tmp_path) -> None
     assert np.array_equal(again.engine.spent_of_people, part.engine.spent_of_people)
     again.train()
     assert np.array_equal(again.engine.spent_of_people, whole.engine.spent_of_people)
+
+
+def test_what_nobody_can_have_spent_is_not_gone_on_from(private) -> None:
+    spending = SpendingFilter(private(plan=filter_plan()).engine._run.execution, np.repeat([0, 1], PEOPLE))
+    for spent, message in (
+        (
+            torch.zeros(sum(PEOPLE) - 1, dtype=torch.int64),
+            r"20 whole numbers of what people have spent\. Got \(19,\)",
+        ),
+        (torch.zeros(sum(PEOPLE)), r"20 whole numbers of what people have spent"),
+        (torch.full((sum(PEOPLE),), -1), "from 0 to their limits"),
+        (torch.from_numpy(spending.limits + 1), "from 0 to their limits"),
+    ):
+        with pytest.raises(PdpsgdError, match=message):
+            spending.load(spent)
+    spending.load(torch.from_numpy(spending.limits))
+    assert np.array_equal(spending.spent, spending.limits)
+    spending.settle()
+
+
+def test_a_step_that_spends_more_than_a_limit_is_never_counted(private) -> None:
+    """The norms that are allowed make it impossible; should they ever not, the run ends."""
+    spending = SpendingFilter(private(plan=filter_plan()).engine._run.execution, np.repeat([0, 1], PEOPLE))
+    spending._pending = spending.limits.copy()
+    spending.settle()
+    spending._pending = spending.limits + 1
+    with pytest.raises(PdpsgdError, match="nobody to spend more than their limit"):
+        spending.settle()
+    assert np.array_equal(spending.spent, spending.limits)
 
 
 def test_a_batch_that_is_not_released_spends_nothing(private) -> None:

@@ -183,6 +183,23 @@ def test_a_collation_that_loses_whose_row_is_whose_is_refused(private, helpers, 
         private(plan=plan, data=data)
 
 
+def rows_in_lists(items):
+    return [item["inputs"] for item in items], [item["targets"] for item in items]
+
+
+def noisy(items):
+    inputs, targets = stacked(items)
+    return inputs + torch.randn_like(inputs), targets
+
+
+@pytest.mark.parametrize("collate", [rows_in_lists, noisy])
+def test_where_norms_differ_it_has_to_be_seen_whose_row_is_whose(private, helpers, collate):
+    data = DataLoader(Rows(helpers.data(40)), collate_fn=collate)
+    plan = helpers.plan(people=(20, 20), rates=(0.5, 0.5), clip_scales=(0.5, 1.0))
+    with pytest.raises(PdpsgdError, match="randomly changes records, or gives no tensor with a row a record"):
+        private(plan=plan, data=data)
+
+
 def test_a_collation_that_keeps_the_order_is_accepted_where_norms_differ(private, helpers):
     data = DataLoader(Rows(helpers.data(40)), collate_fn=stacked)
     run = private(plan=helpers.plan(people=(20, 20), rates=(0.5, 0.5), clip_scales=(0.5, 1.0)), data=data)

@@ -198,7 +198,7 @@ def test_budgets_that_do_not_fit_are_refused(arguments: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"feature_ranges": (1, 1)}, "finite low < high for column 'x0'"),
+        ({"feature_ranges": (1, 1)}, "finite low < high for column 'x0' in feature_ranges"),
         ({"feature_ranges": [(0, 1)] * 3}, "one pair for each of the 2 columns"),
         ({"feature_ranges": {"z": (0, 1)}}, "Expected columns of X in feature_ranges. Got 'z'"),
         ({"feature_ranges": {0: "wide", 1: (0, 1)}}, r"\(low, high\) for column 'x0'"),
@@ -209,6 +209,17 @@ def test_declarations_that_do_not_fit_are_refused(parameters: dict[str, Any], me
     made = PersonalizedClassifier(epsilon=2.0, feature_ranges=(0, 1), classes=[0, 1], **QUICK)
     with pytest.raises(PdpsgdError, match=message):
         made.set_params(**parameters).fit(np.ones((6, 2)), [0, 1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(None, "Expected y: PersonalizedClassifier requires y"), ([0, 1] * 2, "a label for each of the 6 rows")],
+    ids=["no labels", "too few"],
+)
+def test_labels_that_do_not_go_with_the_rows_are_refused(labels: Any, message: str) -> None:
+    made = PersonalizedClassifier(epsilon=2.0, feature_ranges=(0, 1), classes=[0, 1], **QUICK)
+    with pytest.raises(PdpsgdError, match=message):
+        made.fit(np.ones((6, 2)), labels)
 
 
 def test_a_pipeline_of_steps_that_learn_nothing_is_for_release(patients: dict[str, Any]) -> None:

@@ -159,6 +159,12 @@ def test_a_plan_is_not_attached_to_a_list_that_was_revised_since(read_back: Plan
         read_back.with_people(others)
 
 
+def test_people_without_ids_are_told_that_the_plan_needs_them(read_back: Plan) -> None:
+    with pytest.raises(PdpsgdError, match=r"made for people with ids, and these have none.*Give the ids"):
+        read_back.with_people(Budgets(THEN))
+    assert read_back.with_people(Budgets(THEN, ids=IDS)).roster is not None
+
+
 def test_a_revised_list_is_matched_by_id_with_the_list_as_it_was(read_back: Plan) -> None:
     known = read_back.with_people(Budgets(THEN, ids=IDS))
     revised = Budgets(np.array(EXCHANGED) + 4, ids=IDS)

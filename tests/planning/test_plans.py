@@ -55,6 +55,8 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d.update(neighbours="replace"), "neighbours='replace'"),
         (lambda d: d.update(bookkeeping="free"), "no proven_epsilon in a plan that is not for release"),
         (lambda d: d.update(accountant="mine"), "accountant='mine'"),
+        (lambda d: d.update(accountant=["rdp"]), "a text 'accountant' in the plan. Got ['rdp']"),
+        (lambda d: d.update(mechanism=None), "a text 'mechanism' in the plan. Got None"),
         (lambda d: d.pop("levels"), "a list 'levels'"),
         (lambda d: d.update(max_grad_norm=0), "max_grad_norm > 0"),
         (lambda d: d.update(people_digest=7), "begin with 'ids:' or 'places:'. Got 7"),

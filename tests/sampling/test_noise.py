@@ -18,7 +18,7 @@ from scipy import stats
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling.box_muller import normals
-from pdpsgd.sampling.grid import Scale, unit_of
+from pdpsgd.sampling.grid import LARGEST_NOISE_MULTIPLIER, Scale, unit_of
 from pdpsgd.sampling.noise import LARGEST_SUM, quantize, rounding_charge
 from pdpsgd.sampling.source import RandomSource
 
@@ -201,6 +201,14 @@ def test_a_sum_that_no_clipped_gradients_have_is_refused_without_being_shown(wro
     ) as error:
         quantize(sums, clipping_norm=NORM)
     assert str(wrong) not in str(error.value)
+
+
+def test_noise_beyond_what_the_grid_was_laid_out_for_is_refused() -> None:
+    assert Scale.of(clipping_norm=NORM, noise_multiplier=LARGEST_NOISE_MULTIPLIER).step > 0
+    with pytest.raises(
+        PdpsgdError, match=r"Expected noise_multiplier <= 4,194,304\. Got noise_multiplier=4194305"
+    ):
+        Scale.of(clipping_norm=NORM, noise_multiplier=LARGEST_NOISE_MULTIPLIER + 1)
 
 
 def test_the_largest_sums_of_256_ranks_are_accepted_and_do_not_overflow() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pdpsgd.engine.checks.probe import check_examples_do_not_mix
+from pdpsgd.engine.checks.probe import check_examples_do_not_mix, check_model
+from pdpsgd.engine.checks.replay import CannotTellError
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
 
@@ -193,3 +194,41 @@ def test_gradients_that_mix_in_training_alone_are_named_so() -> None:
     with pytest.raises(PdpsgdError, match="Examples mix in this model or loss while it trains"):
         check_examples_do_not_mix(MixesBackward(), F.cross_entropy, *BATCH)
     assert check_examples_do_not_mix(classifier(), F.cross_entropy, *BATCH)
+
+
+class Sized(nn.Module):
+    """Adds a number to the outputs in large batches."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.inner, self.most = nn.Linear(3, 2), most
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        return outputs + 1 if len(inputs) > self.most else outputs
+
+
+def test_outputs_that_depend_on_the_size_are_refused_though_their_gradients_do_not() -> None:
+    inputs = torch.linspace(-1, 1, 90).sin().view(30, 3)
+    check_model(Sized(most=30), inputs, size=30, loss_reduction="mean")
+    with pytest.raises(PdpsgdError, match="what the model gives an example among 12 examples is not"):
+        check_model(Sized(most=29), inputs, size=30, loss_reduction="mean")
+
+
+class Shared(nn.Module):
+    """Gives one row of numbers for all examples, or one for each."""
+
+    def __init__(self, *, by_row: bool) -> None:
+        super().__init__()
+        self.inner, self.by_row = nn.Linear(3, 2), by_row
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        return outputs if self.by_row else outputs.sum(0)
+
+
+def test_a_model_without_an_output_by_example_cannot_be_told() -> None:
+    inputs = torch.linspace(-1, 1, 21).sin().view(7, 3)
+    check_model(Shared(by_row=True), inputs, size=7, loss_reduction="mean")
+    with pytest.raises(CannotTellError, match="it gives no tensor in which the examples can be told"):
+        check_model(Shared(by_row=False), inputs, size=7, loss_reduction="mean")

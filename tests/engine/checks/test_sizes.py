@@ -211,6 +211,7 @@ def test_a_models_own_sum_is_told_from_a_mean(private):
     run = private(module=OwnLoss(summed))
     with pytest.raises(PdpsgdError, match="is a sum"):
         train(run, lambda m, x, y: m(x, labels=y)["loss"])
+    assert run.engine.steps_taken == 0
     run.engine.close()
     run = private(module=OwnLoss(summed))
     train(run, lambda m, x, y: m(x, labels=y)["loss"] / len(x))

@@ -146,3 +146,22 @@ def test_a_loss_reduced_otherwise_than_was_said_is_refused(private, said, name):
     # A sum over its size may be a sum over a constant: a batch of another size tells.
     assert run.engine.steps_taken == ("sum" in name and truly == "mean")
     run.engine.close()
+
+
+@pytest.mark.parametrize("said", ["mean", "sum"])
+def test_what_a_batch_of_another_size_settles_does_not_depend_on_what_the_loop_draws_beside_it(private, said):
+    """Then gradients cannot be compared; that the number went along with the size can."""
+
+    def loss(outputs, targets):
+        torch.rand(())
+        return summed(outputs, targets) / len(targets)
+
+    run = private(loss_reduction=said)
+    if said == "mean":
+        loop(run, loss)
+        assert run.engine.steps_left == 0
+        return
+    with pytest.raises(PdpsgdError, match=r"is a mean, .*A batch of another size showed it"):
+        loop(run, loss)
+    assert run.engine.steps_taken == 1
+    run.engine.close()
