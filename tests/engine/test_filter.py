@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdpsgd
+from pdpsgd.engine import checkpoints
 from pdpsgd.engine.noising import Injecting, Recording, released_by
 from pdpsgd.engine.spending import SpendingFilter, square_roots
 from pdpsgd.errors import PdpsgdError
@@ -149,6 +150,17 @@ def test_what_nobody_can_have_spent_is_not_gone_on_from(private) -> None:
     spending.load(torch.from_numpy(spending.limits))
     assert np.array_equal(spending.spent, spending.limits)
     spending.settle()
+
+
+def test_a_checkpoint_without_what_people_have_spent_is_refused(private, tmp_path) -> None:
+    path = tmp_path / "checkpoint"
+    private(plan=filter_plan()).engine.save(path)
+    private(plan=filter_plan()).engine.resume(path)
+    saved = checkpoints.load(path)
+    tensors = {name: value for name, value in saved.tensors.items() if name != "spent"}
+    checkpoints.save(path, tensors, saved.state, saved.key)
+    with pytest.raises(PdpsgdError, match="Expected what people have spent in the checkpoint"):
+        private(plan=filter_plan()).engine.resume(path)
 
 
 def test_a_step_that_spends_more_than_a_limit_is_never_counted(private) -> None:

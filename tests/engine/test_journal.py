@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pdpsgd.engine import journal as journals
 from pdpsgd.engine.journal import Journal
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling.source import RandomSource
@@ -103,3 +104,28 @@ def test_an_entry_that_finds_no_room_stops_the_step_and_leaves_nothing_torn(tmp_
     assert path.stat().st_size == 0
     journal.meet(0, [torch.ones(5)])
     assert path.stat().st_size == 40
+
+
+def test_a_journal_that_another_process_keeps_or_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    """Two processes that went on with one run would use its noise twice."""
+    source = RandomSource.from_seed(3)
+    with pytest.raises(PdpsgdError, match=r"journal that can be written at .*No such file"):
+        Journal(tmp_path / "none" / "journal", source, max_grad_norm=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "lock", lambda file: False)
+        with pytest.raises(PdpsgdError, match="a run that no other process goes on with"):
+            Journal(tmp_path / "journal", source, max_grad_norm=1.0)
+    Journal(tmp_path / "journal", source, max_grad_norm=1.0).meet(0, [torch.ones(5)])
+
+
+def test_no_checkpoint_counts_entries_that_are_not_on_the_disk(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "journal", RandomSource.from_seed(3), max_grad_norm=1.0)
+    journal.meet(0, [torch.ones(5)])
+    assert journal.entries == 1
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PdpsgdError, match=r"to get to the disk, before a checkpoint. Got: No space left"):
+        journal.entries  # noqa: B018

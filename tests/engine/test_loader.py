@@ -207,6 +207,13 @@ def test_a_collation_that_keeps_the_order_is_accepted_where_norms_differ(private
     assert run.engine.steps_left == 0
 
 
+def test_tensors_of_different_lengths_are_no_records(private, helpers):
+    inputs, targets = helpers.data(40)
+    with pytest.raises(PdpsgdError, match=r"tensors with the same number of records\. Got \[39, 40\]"):
+        private(data=(inputs, targets[:39]))
+    assert len(private(data=(inputs, targets)).loader) == 6
+
+
 def test_a_sampler_that_leaves_records_out_is_refused(private, helpers):
     """They would be trained on all the same, and be tested on afterwards."""
     data = TensorDataset(*helpers.data(40))

@@ -94,6 +94,29 @@ def test_a_step_that_was_forfeited_by_name_counts_as_taken(private):
     assert run.engine.execution.forfeited == [1, 3, 5]
 
 
+def test_there_has_to_be_a_step_to_forfeit(private):
+    run = private()
+    with pytest.raises(PdpsgdError, match="Expected a current batch that could be skipped"):
+        run.engine.forfeit_step()
+    next(iter(run.loader))
+    run.engine.forfeit_step()
+    assert run.engine.steps_taken == 1
+    with pytest.raises(PdpsgdError, match="Expected a current batch that could be skipped"):
+        run.engine.forfeit_step()
+    assert run.engine.steps_taken == 1
+
+
+def test_a_pass_that_was_overtaken_after_a_forfeited_step_is_not_gone_on_with(private):
+    """Its next batch is of a step whose noise was given out."""
+    run = private()
+    first, second = iter(run.loader), iter(run.loader)
+    next(first)
+    run.engine.forfeit_step()
+    run.step(*next(second))
+    with pytest.raises(PdpsgdError, match="one pass over the private loader at a time"):
+        next(first)
+
+
 def test_a_step_forfeited_after_its_first_chunk_leaves_nothing_behind(private, flat):
     run = private(max_physical_batch_size=4)
     batches = iter(run.loader)

@@ -89,6 +89,19 @@ def test_a_resumed_run_keeps_what_the_whole_one_does(private, tmp_path) -> None:
         private(plan=plan).engine.resume(path)
 
 
+def test_sums_of_norms_that_do_not_fit_are_not_gone_on_from(private) -> None:
+    plan = sampled_plan()
+    run = private(plan=plan, keep_norms=True)
+    run.train()
+    keeper = run.engine._run.norms
+    state = {name: value.clone() for name, value in keeper.state().items()}
+    keeper.load(state, "the file")
+    for name, value in state.items():
+        for other in (None, value[:-1], value.float()):
+            with pytest.raises(PdpsgdError, match=f"Expected {name}, the sums of norms, in the checkpoint"):
+                keeper.load(state | {name: other}, "the file")
+
+
 def test_a_batch_that_is_not_released_is_not_kept(private) -> None:
     run = private(plan=everybody_plan(), keep_norms=True)
     for batch in run.loader:
