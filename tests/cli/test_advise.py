@@ -42,6 +42,14 @@ def test_advice_on_tiers_needs_no_file_and_draws_a_chart(run, tmp_path):
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
+def test_a_chart_as_a_page_says_in_its_head_that_it_fits_a_phone(run, tmp_path):
+    how = ("--tiers", "1:0.5,4:0.5", "--people", 500, "--features", 10, "--no-time")
+    done = run("advise", *how, "--chart", "a.html")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "a.html").read_text()
+    assert page.index('<meta name="viewport"') < page.index("<script")  # inside a script it would say nothing
+
+
 def test_advice_without_any_size_of_the_network_says_what_is_missing(run, people):
     done = run("advise", people, "--id-column", "person")
     assert done.exit_code == 2

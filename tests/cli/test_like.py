@@ -189,6 +189,10 @@ def test_two_runs_that_predict_numbers_are_compared_in_the_unit_of_the_label(jan
     assert {group["kind"] for group in tiers} <= {"tier"}
     assert 0 < whole["figures"][0]["first"] < 35.5  # in the unit of the label, whose range has this width
     assert "in the unit of the label" in (january / "numbers.html").read_text()
+    scored = run("predict", "runs/n-feb", "test.csv", "--columns", "none", "--quiet")
+    answers = scored.stdout.split()[1:]
+    assert answers
+    assert all(len(each.strip("-").replace(".", "")) <= 7 for each in answers), answers
     mixed = run("compare", "runs/jan", "runs/n-feb", "--test-file", "test.csv")
     assert mixed.exit_code == 2
     assert "two models of one kind" in " ".join(mixed.output.split())

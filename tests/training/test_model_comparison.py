@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, log_loss, roc_auc_score
 
 from pdpsgd.errors import PdpsgdError
-from pdpsgd.training.model_comparison import compare_models
+from pdpsgd.training.model_comparison import Figure, compare_models
 
 
 def softmax(logits):
@@ -146,3 +146,17 @@ def test_numbers_without_spread_have_no_r_squared_and_others_are_refused():
     assert [figure.name for figure in made.groups[0].figures] == ["RMSE", "MAE"]
     with pytest.raises(PdpsgdError, match="finite predictions"):
         compare_numbers(("a", "b"), (flat, flat * np.nan), flat)
+
+
+@pytest.mark.parametrize(
+    ("figures", "written"),
+    [
+        ((55.31, 57.36, 0.2486, 2.05), "+2.05 (+0.25 to +2.05)"),
+        ((41234.0, 40900.0, -1200.4, 531.2), "-334 (-1,200 to +531)"),
+        ((0.0212, 0.0213, -0.0001, 0.0003), "+0.00010 (-0.00010 to +0.00030)"),
+        ((0.0, 0.0, 0.0, 0.0), "+0.000 (+0.000 to +0.000)"),
+    ],
+)
+def test_an_error_its_difference_and_its_interval_have_the_same_decimals(figures, written):
+    figure = Figure("RMSE", *figures)
+    assert f"{figure.change(figure.difference)} ({figure.interval})" == written

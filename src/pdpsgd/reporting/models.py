@@ -79,7 +79,8 @@ def _overview(made: ModelComparison, group: Group, test_file: str) -> list[str]:
     return [
         parts.paragraph(
             f"Both models on the same {group.people:,} test people of {test_file}. A difference is the second model's "
-            "figure less the first's; where its interval does not contain 0, one is better for people like these."
+            "figure less the first's, of shares in points; where its interval does not contain 0, one is better for "
+            "people like these."
         ),
         _table([group], made, caption="Both models on all test people"),
         parts.bullets(used),
@@ -125,14 +126,20 @@ def _table(groups: Sequence[Group], made: ModelComparison, *, caption: str) -> s
             figure.name,
             figure.text(figure.first),
             figure.text(figure.second),
-            f"{figure.change(figure.difference).removesuffix(' points')} ({figure.interval})"
-            f"{'' if figure.verdict.startswith('no') else ' *'}",
+            _change(figure),
         )
         for group in groups
         for index, figure in enumerate(group.figures)
     ]
     head = ("people", "figure", *made.names, "difference (95 % interval; *: without 0)")
     return parts.table(head, rows, caption=caption)
+
+
+def _change(figure: Figure) -> str:
+    """Write a difference and its interval, without units: the text above has them."""
+    difference, interval = figure.change(figure.difference), figure.interval
+    sure = "" if figure.verdict.startswith("no") else " *"
+    return f"{difference} ({interval}){sure}".replace(" points", "")
 
 
 def _runs(runs: Sequence[Run], names: tuple[str, str]) -> list[str]:

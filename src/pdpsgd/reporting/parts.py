@@ -104,13 +104,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -
     """Return a table; the first column names the row."""
     header = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        f'<tr><th scope="row"{_words(name)}>{escape(name)}</th>'
+        f"{''.join(f'<td{_words(cell)}>{escape(cell)}</td>' for cell in cells)}</tr>"
         for name, *cells in rows
     )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _words(cell: str) -> str:
+    """Mark a cell that may take two lines on a phone: of words, not of one number."""
+    return ' class="words"' if " " in cell else ""
 
 
 def series_table(

@@ -223,11 +223,11 @@ def verify_parts(plan: Plan, check: Check) -> list[str]:
                 f"{check.tightest:.2%} of it."
             ),
         )
-    made.append(
+    made += [
         parts.paragraph(
             "Each person can be told their own line of people/promises.csv, which is not part of this page: what "
-            "they asked for and what is proven for them. `pdpsgd report RUN --letters FOLDER` makes a letter in plain "
-            "words of it, to each of them."
-        )
-    )
+            "they asked for and what is proven for them. This makes a letter in plain words of it, to each of them:"
+        ),
+        parts.code("pdpsgd report RUN --letters FOLDER"),
+    ]
     return made

@@ -7,6 +7,7 @@ are drawn within the group. The seed is fixed, so a comparison repeats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,15 +51,19 @@ class Figure:
 
     def text(self, value: float) -> str:
         """Write a value of this figure."""
-        if self.name in SHARES:
-            return f"{value:.1%}"
-        return f"{value:.4g}" if self.name in ("RMSE", "MAE") else f"{value:.3f}"
+        return f"{value:.1%}" if self.name in SHARES else f"{value:,.{self._decimals}f}"
 
     def change(self, value: float) -> str:
         """Write a difference, with its sign; of shares in points."""
-        if self.name in SHARES:
-            return f"{100 * value:+.1f} points"
-        return f"{value:+.4g}" if self.name in ("RMSE", "MAE") else f"{value:+.3f}"
+        return f"{100 * value:+.1f} points" if self.name in SHARES else f"{value:+,.{self._decimals}f}"
+
+    @property
+    def _decimals(self) -> int:
+        """Decimals of all that is written of this figure: of an error, so that the larger has four digits."""
+        larger = max(self.first, self.second)
+        if self.name not in ("RMSE", "MAE") or larger <= 0:
+            return 3
+        return max(0, 3 - math.floor(math.log10(larger)))
 
     @property
     def interval(self) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from pdpsgd.training.predict import Predictions, TrainedModel
 
+DIGITS = 7
+"""Digits of a predicted number: networks answer in single precision, which has no more."""
 ENDINGS = (".csv", ".parquet", ".pq")
 
 
@@ -91,7 +93,10 @@ def _frame(model: TrainedModel, part: Predictions, columns: Sequence[str] | None
                 f"Expected rows without a column {name!r}, which is that of the answers. Name the columns to repeat "
                 "(--columns), without it."
             )
-    return polars.concat([kept, polars.DataFrame(answers)], how="horizontal")
+    written = polars.DataFrame(answers)
+    if part.probabilities is None:
+        written = written.with_columns(polars.all().round_sig_figs(DIGITS))
+    return polars.concat([kept, written], how="horizontal")
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def promise_chart(plan: Plan, palette: Palette, allows: Allows | None = None) ->
         y = alt.Y("level:N", sort=[row["level"] for row in rows], title=None)
         bar = alt.Chart(data).mark_bar(color=palette.accent, cornerRadiusEnd=3, size=18)
         tick = alt.Chart(data).mark_tick(color=palette.promised, thickness=3, size=28, opacity=1)
-        x = alt.X("proven:Q", title=f"epsilon: bar = {proven}, mark = {promised}")
+        x = alt.X("proven:Q", title=[f"epsilon: bar = {proven},", f"mark = {promised}"])
         return (
             bar.encode(x=x, y=y, tooltip=tooltip) + tick.encode(x="promised:Q", y=y, tooltip=tooltip)
         ).properties(height=max(90, 40 * len(rows)))

@@ -99,7 +99,7 @@ def _color(field: str, names: list[str], colors: list[str], *, title: str | None
 
 
 FITS_A_PHONE = """<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>.vega-embed {width: 100%} .vega-embed svg {max-width: 100%; height: auto}</style>
+<style>.vega-embed {width: 100%} .vega-embed svg {max-width: 100%; height: auto; align-self: flex-start}</style>
 """
 
 
@@ -110,8 +110,9 @@ def save(picture: Chart, path: Path, palette: Palette) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if kind == "html":
+            # "</head>" is in the scripts, too; "<head>" first of all in the page itself.
             text = drawn.to_html(inline=True, embed_options={"renderer": "svg", "actions": False})
-            path.write_text(text.replace("</head>", f"{FITS_A_PHONE}</head>", 1), encoding="utf-8")
+            path.write_text(text.replace("<head>", f"<head>\n{FITS_A_PHONE}", 1), encoding="utf-8")
         else:
             drawn.save(str(path), **({"scale_factor": 2} if kind == "png" else {}))
     except OSError as error:
