@@ -215,6 +215,14 @@ def test_an_honest_criterion_passes_the_probe_and_changes_nothing(private, flat)
     assert torch.equal(flat(probed.module), flat(usual.module))
 
 
+def test_a_criterion_needs_batches_of_inputs_and_targets(private, helpers):
+    inputs, targets = helpers.data(40)
+    run = private(data=(inputs, targets, targets), criterion=functional.cross_entropy)
+    with pytest.raises(PdpsgdError, match=r"Expected batches of \(inputs, targets\), to try the criterion"):
+        next(iter(run.loader))
+    run.engine.close()
+
+
 def test_the_engine_can_be_asked_to_check_a_loss(private, helpers):
     run = private()
     inputs, targets = helpers.data(8)

@@ -102,6 +102,28 @@ def test_a_reserved_run_is_finished_in_the_ledger_with_what_it_took(tmp_path):
     assert "Over all runs" in (tmp_path / "own" / "public" / "report.html").read_text()
 
 
+def test_a_reserved_run_does_not_begin_where_it_is_not_said_whose_record_is_whose(tmp_path):
+    """The ledger's people stand in another order: everybody would be trained on at somebody else's budget."""
+    ledger = pdpsgd.Ledger.create(tmp_path / "people.ledger")
+    ledger.enroll(BUDGETS)
+    run = ledger.hold(ledger.reserve(ledger.plan(spend="1 of 4", steps=3, batch_size=10)).number)
+    module = nn.Linear(4, 2)
+    things = {
+        "module": module,
+        "optimizer": torch.optim.SGD(module.parameters(), lr=0.5),
+        "data_loader": (INPUTS, TARGETS),
+        "plan": run.plan,
+        "reservation": run,
+    }
+    with pytest.raises(pdpsgd.PdpsgdError, match=r"Expected record_ids .*in an order of its own\. Got none"):
+        pdpsgd.PrivacyEngine().make_private(**things)
+    assert ledger.run(run.number).state == "reserved"
+    engine = pdpsgd.PrivacyEngine()
+    engine.make_private(**things, record_ids=BUDGETS.ids)
+    assert ledger.run(run.number).state == "running"
+    engine.close()
+
+
 def test_a_run_with_steps_left_is_refused_unless_it_is_said_and_nothing_is_written(tmp_path):
     engine = loop(taken=2)
     with pytest.raises(pdpsgd.PdpsgdError, match=r"2 left.*stopped_early=True"):

@@ -232,3 +232,18 @@ def test_a_model_without_an_output_by_example_cannot_be_told() -> None:
     check_model(Shared(by_row=True), inputs, size=7, loss_reduction="mean")
     with pytest.raises(CannotTellError, match="it gives no tensor in which the examples can be told"):
         check_model(Shared(by_row=False), inputs, size=7, loss_reduction="mean")
+
+
+class SizedGradients(Sized):
+    """Doubles the gradients of its outputs in large batches, and not the outputs."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        return outputs + (outputs - outputs.detach()) if len(inputs) > self.most else outputs
+
+
+def test_gradients_that_depend_on_the_size_are_refused_though_the_outputs_do_not() -> None:
+    inputs = torch.linspace(-1, 1, 90).sin().view(30, 3)
+    check_model(SizedGradients(most=30), inputs, size=30, loss_reduction="mean")
+    with pytest.raises(PdpsgdError, match="the gradient of the outputs of 12 examples changes"):
+        check_model(SizedGradients(most=29), inputs, size=30, loss_reduction="mean")

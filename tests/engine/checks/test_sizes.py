@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pdpsgd.engine.checks.replay import CannotTellError, Replay
+from pdpsgd.engine.checks.sizes import Course, Recorded, in_this_size
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError
 
@@ -216,6 +218,49 @@ def test_a_models_own_sum_is_told_from_a_mean(private):
     run = private(module=OwnLoss(summed))
     train(run, lambda m, x, y: m(x, labels=y)["loss"] / len(x))
     assert run.engine.steps_left == 0
+
+
+def test_a_models_own_loss_of_two_calls_cannot_be_told(private):
+    with pytest.warns(UserWarning, match="the model computes it, and is called more than once"):
+        train(
+            private(module=OwnLoss(cross_entropy)),
+            lambda m, x, y: m(x, labels=y)["loss"] + m(-x, labels=y)["loss"],
+        )
+
+
+class OnlyMany(nn.Module):
+    """Expects as many examples as a batch has, not the few that are tried."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        if len(inputs) < 13:
+            raise ValueError("too few")
+        return self.inner(inputs)
+
+
+def test_a_model_that_cannot_be_tried_on_a_few_examples_is_warned_of(private):
+    run = private(module=OnlyMany(), seed=3)
+    inputs, targets = next(iter(run.loader))
+    with pytest.warns(
+        UserWarning, match=r"could not be checked: it cannot be tried on a few examples \(ValueError\)"
+    ):
+        run.step(inputs, targets)
+    assert run.engine.steps_taken == 1
+    run.engine.close()
+
+
+def test_batches_of_other_parts_are_not_compared():
+    """By their places, some would be taken for others."""
+    rows = torch.linspace(-1, 1, 12).view(4, 3)
+    course = Course(4, [])
+    earlier = Recorded(4, [rows], [], [], rows, [], None, course, course, {})
+    (alike,) = in_this_size(Replay((-rows,), 4), earlier).values()
+    assert torch.equal(alike, rows)
+    with pytest.raises(CannotTellError, match="batches are not alike"):
+        in_this_size(Replay((rows, -rows), 4), earlier)
 
 
 @pytest.mark.parametrize(
