@@ -222,6 +222,16 @@ def test_a_file_of_another_format_is_refused(path: Path, monkeypatch: pytest.Mon
     assert_is_as_saved(path)
 
 
+def test_tensors_that_are_cut_off_are_refused_though_the_checksum_fits(path: Path) -> None:
+    header, body = checkpoints._split(path.read_bytes())
+    checksum = json.loads(header[8:])["__metadata__"]["checksum"]
+    blank, rest = checkpoints._with_checksum(header, checksum, checkpoints._NO_CHECKSUM), body[:-8]
+    fitting = checkpoints._checksum(blank, rest)
+    path.write_bytes(checkpoints._with_checksum(blank, checkpoints._NO_CHECKSUM, fitting) + rest)
+    with pytest.raises(PdpsgdError, match=r"Expected tensors in the checkpoint .* Got something else"):
+        checkpoints.load(path)
+
+
 @pytest.mark.parametrize("length", [31, 33])
 def test_a_key_of_another_length_is_refused(path: Path, length: int) -> None:
     checkpoints.save(path, TENSORS, STATE, bytes(length))

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checks.watch import MOST_BATCHES
-from pdpsgd.engine.records import match_records
+from pdpsgd.engine.records import match_records, records_of
 from pdpsgd.errors import PdpsgdError
 
 
@@ -205,6 +205,12 @@ def test_a_collation_that_keeps_the_order_is_accepted_where_norms_differ(private
     run = private(plan=helpers.plan(people=(20, 20), rates=(0.5, 0.5), clip_scales=(0.5, 1.0)), data=data)
     run.train()
     assert run.engine.steps_left == 0
+
+
+def test_what_a_batch_looks_like_is_known_from_a_record_only(helpers):
+    assert [len(part) for part in records_of(helpers.Rows(helpers.data(1))).empty()] == [0, 0]
+    with pytest.raises(PdpsgdError, match="Expected at least one record, to know the shapes of a batch"):
+        records_of(helpers.Rows(helpers.data(0))).empty()
 
 
 def test_tensors_of_different_lengths_are_no_records(private, helpers):

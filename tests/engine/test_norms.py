@@ -89,6 +89,19 @@ def test_a_resumed_run_keeps_what_the_whole_one_does(private, tmp_path) -> None:
         private(plan=plan).engine.resume(path)
 
 
+def test_a_double_releases_the_steps_that_were_recorded_only(private) -> None:
+    recorded = Recording()
+    with released_by(recorded):
+        private(plan=sampled_plan()).train()
+    for step in (0, sampled_plan().steps - 1):
+        some = {number: sums for number, sums in recorded.noised.items() if number != step}
+        with released_by(Injecting(some)):
+            run = private(plan=sampled_plan())
+        with pytest.raises(PdpsgdError, match=f"Expected recorded sums for step {step}"):
+            run.train()
+        run.engine.close()
+
+
 def test_sums_of_norms_that_do_not_fit_are_not_gone_on_from(private) -> None:
     plan = sampled_plan()
     run = private(plan=plan, keep_norms=True)

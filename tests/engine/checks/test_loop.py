@@ -99,3 +99,15 @@ def test_a_loss_that_is_neither_a_mean_nor_a_sum_is_called_neither(said: str) ->
         check_of(replay, neither, outputs).is_reduced_by(said)
     one = total if said == "sum" else replay.run(torch.mean, (squares,), {})
     assert check_of(replay, one, outputs).is_reduced_by(said)
+
+
+def test_a_loss_without_gradients_where_it_was_recorded_cannot_be_told() -> None:
+    replay = recording()
+    outputs = ROWS.clone().requires_grad_()
+    replay.add(outputs)
+    with torch.no_grad():
+        cut_off = replay.run(torch.sum, (outputs,), {})
+    with pytest.raises(CannotTellError, match="its last operation does not give the loss"):
+        check_of(replay, cut_off, outputs).expected()
+    total = replay.run(torch.sum, (outputs,), {})
+    assert torch.equal(check_of(replay, total, outputs).expected()[id(outputs)], torch.ones(4, 3))

@@ -247,3 +247,28 @@ def test_gradients_that_depend_on_the_size_are_refused_though_the_outputs_do_not
     check_model(SizedGradients(most=30), inputs, size=30, loss_reduction="mean")
     with pytest.raises(PdpsgdError, match="the gradient of the outputs of 12 examples changes"):
         check_model(SizedGradients(most=29), inputs, size=30, loss_reduction="mean")
+
+
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="sum")
+
+
+def only_of_true_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A sum that cannot be computed for made-up outputs, which are larger."""
+    if outputs.abs().max() > 1:
+        raise ValueError
+    return summed(outputs, targets)
+
+
+def drawing_for_few(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A sum that draws a number where examples are few, so that they cannot be tried one by one."""
+    return summed(outputs, targets) + (0 * torch.rand(()) if len(outputs) < 13 else 0)
+
+
+@pytest.mark.parametrize("loss", [only_of_true_outputs, drawing_for_few])
+def test_a_sum_called_a_mean_is_told_apart_where_made_up_outputs_tell_nothing(loss: object) -> None:
+    torch.manual_seed(0)
+    batch = torch.linspace(-1, 1, 90).sin().view(30, 3), torch.arange(30) % 2
+    with pytest.raises(PdpsgdError, match=r'Expected a loss .*="mean".*Got one that is a sum'):
+        check_examples_do_not_mix(nn.Linear(3, 2), loss, *batch)  # type: ignore[arg-type]
+    assert check_examples_do_not_mix(nn.Linear(3, 2), loss, *batch, loss_reduction="sum")  # type: ignore[arg-type]
