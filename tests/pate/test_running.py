@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from pdpsgd import Budgets, PdpsgdError
+from pdpsgd import Budgets, Ledger, PdpsgdError
 from pdpsgd.data.benchmarks import load
 from pdpsgd.pate import MECHANISMS, VotePlan, VoteSettings, plan_votes, run_pate, train_student
 
@@ -111,6 +113,29 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], message: str) -> 
 def test_a_vote_that_its_plan_does_not_pay_for_cannot_be_made(changed: dict[str, Any]) -> None:
     with pytest.raises(PdpsgdError, match="as its plan has it"):
         replace(vote(), **changed)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_vote_of_few_labels_is_warned_of_while_its_run_can_be_canceled(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "people.ledger")
+    ledger.enroll(Budgets(BUDGETS.epsilon, ids=np.arange(1000)))
+
+    def held(teachers: int) -> dict[str, Any]:
+        offer, settings = ledger.offer("all").budgets, VoteSettings().enlarged(teachers / 250)
+        planned = plan_votes(offer, settings=settings, accountant="certificate")
+        planned = replace(planned, plan=ledger.mark(planned.plan))
+        reserved = ledger.hold(ledger.reserve(planned.plan).number)
+        return {"budgets": offer, "planned": replace(planned, plan=reserved.plan), "reservation": reserved}
+
+    few = held(10)
+    with pytest.raises(
+        UserWarning, match=r"Expect hardly more than a guess: .* \(teachers of VoteSettings\)"
+    ):
+        run(**few)
+    assert few["reservation"].state == "reserved"
+    ledger.cancel(few["reservation"].number)
+    result = run(**held(100))  # without a word
+    assert result.verdict.is_for_release
 
 
 def test_a_student_without_examples_is_refused() -> None:

@@ -262,7 +262,7 @@ def _confirm(planned: VotePlan, inputs: TrainingInputs, *, yes: bool, charges: b
     """Say before anything is spent what speaks against a vote."""
     from pdpsgd.pate.outlook import doubt_about_vote
 
-    doubt = doubt_about_vote(planned, len(inputs.classes))
+    doubt = doubt_about_vote(planned, len(inputs.classes), knob="--teachers")
     if doubt is not None:
         confirm_doubt(doubt.text, asks=charges and doubt.is_guess, yes=yes)
 
@@ -292,6 +292,7 @@ def _run(
         seed=vote.seed,
         progress=not quiet,
         reservation=reserved,
+        doubt_said=True,
         schema_from_data=inputs.learned_from_data,
         without_promise=inputs.without_promise,
         ledger_off=inputs.ledger_off,

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.reservation import circumstances_of
-from pdpsgd.errors import check_positive, fail
+from pdpsgd.errors import check_positive, fail, warn
 from pdpsgd.models.networks import linear_model
 from pdpsgd.models.pretraining import start_at_zero
+from pdpsgd.pate.outlook import doubt_about_vote
 from pdpsgd.pate.plans import VotePlan, plan_votes
 from pdpsgd.pate.student import ask_about, spread_labels, train_student
 from pdpsgd.pate.teachers import (
@@ -63,6 +64,7 @@ def run_pate(
     seed: int | None = None,
     progress: bool = True,
     reservation: ReservedRun | None = None,
+    doubt_said: bool = False,
     **circumstances: Any,
 ) -> PateResult:
     """Train teachers on people's records, let them label public examples, and train a student on the labels.
@@ -86,6 +88,8 @@ def run_pate(
         seed: to repeat a run, which then is not for release.
         progress: whether to show progress bars on the error stream.
         reservation: the run of a ledger that this is; it is begun before any record is used.
+        doubt_said: whether somebody has been told already what speaks against this vote; otherwise that is warned of
+            before this begins the run of a ledger: one from `Ledger.hold` can be canceled until then.
         circumstances: what else only the caller knows, as for `pdpsgd.planning.verdict.verdict`.
 
     Returns:
@@ -103,6 +107,8 @@ def run_pate(
     planned.plan.verify()
     if reservation is not None:
         reservation.check_plan(planned.plan)
+        if not doubt_said:
+            _warn_before_beginning(planned, classes)
         reservation.begin()
     teachers = assign_people(planned, planned.plan.level_of_person(budgets), seed=seed)
     with _bars(progress) as bar, _seeded(seed):
@@ -140,6 +146,13 @@ def run_pate(
         **circumstances,
     )
     return PateResult(student, planned, answers, found)
+
+
+def _warn_before_beginning(planned: VotePlan, classes: int) -> None:
+    """Say what speaks against a vote before its run is begun; where warnings are errors, it is not."""
+    doubt = doubt_about_vote(planned, classes)
+    if doubt is not None:
+        warn(f"{doubt.text} People are charged for this run whatever becomes of it, once it is begun.")
 
 
 def _check(inputs: Tensor, targets: Tensor, budgets: Budgets, public: Tensor, classes: int) -> None:
