@@ -58,6 +58,29 @@ def test_a_plan_survives_the_round_trip(small: Plan) -> None:
         (lambda d: d.update(accountant=["rdp"]), "a text 'accountant' in the plan. Got ['rdp']"),
         (lambda d: d.update(mechanism=None), "a text 'mechanism' in the plan. Got None"),
         (lambda d: d.pop("levels"), "a list 'levels'"),
+        (lambda d: d.update(levels=[]), "at least one level in the plan"),
+        (
+            lambda d: d["levels"][1].update(history=[{"mu": -1, "d": 0, "exposures": []}]),
+            "mu of at least 0 and d in [0, 1) in levels[1].history[0]",
+        ),
+        (
+            lambda d: d["levels"][1].update(history=[[1, 0.1, 1.0]]),
+            "levels[1].history[0] to be [participation, sample rate, noise multiplier, steps]",
+        ),
+        (
+            lambda d: d.update(people={"ids": [1, "a"], "levels": [0, 0]}),
+            "people.ids to be all whole numbers or all text",
+        ),
+        (
+            lambda d: d.update(people={"ids": [1, 2], "levels": [0, 3]}),
+            "people.levels to give one of the 3 levels for each of the 2 people.ids",
+        ),
+        (
+            lambda d: d.update(
+                people={"ids": [*range(205)], "levels": [0] * 5 + [2] * 100 + [1] * 100, "named": False}
+            ),
+            "people whose digest is people_digest",
+        ),
         (lambda d: d.update(max_grad_norm=0), "max_grad_norm > 0"),
         (lambda d: d.update(people_digest=7), "begin with 'ids:' or 'places:'. Got 7"),
     ],
@@ -82,6 +105,26 @@ def test_a_plan_that_breaks_its_promise_fails_loudly(small: Plan) -> None:
     )
     with pytest.raises(PromiseBroken, match="Do not train with this plan"):
         louder.verify()
+
+
+def test_the_people_that_the_digest_states_may_be_in_the_file(small: Plan) -> None:
+    document = json.loads(small.to_json())
+    document["people"] = {"ids": [*range(205)], "levels": [0] * 5 + [1] * 100 + [2] * 100, "named": False}
+    assert Plan.from_json(json.dumps(document)).people_digest == small.people_digest
+
+
+def test_levels_of_the_same_budget_need_to_know_who_is_on_which(small: Plan) -> None:
+    budgets = Budgets([0.0] * 5 + [0.5] * 200)
+    alike = replace(small, levels=(*small.levels[:2], replace(small.levels[2], epsilon=0.5)), roster=None)
+    with pytest.raises(PdpsgdError, match="several levels with the same budget: its roster says"):
+        alike.level_of_person(budgets)
+
+
+def test_a_step_is_of_a_round_of_the_plan(small: Plan) -> None:
+    twice = replace(small, rounds=small.rounds * 2)
+    assert [twice.round_of_step(step) for step in (0, 49, 50, 99)] == [0, 0, 1, 1]
+    with pytest.raises(PdpsgdError, match=r"a step below the plan's 100 steps\. Got 100"):
+        twice.round_of_step(100)
 
 
 def test_other_people_are_refused(small: Plan) -> None:
@@ -151,3 +194,10 @@ def test_a_filter_has_a_limit_for_every_level_and_everybody_in_every_step(small:
     ):
         with pytest.raises(PdpsgdError, match=message):
             filtered(small, limits, rate=rate)
+    first = filtered(small, fine)
+    with pytest.raises(PdpsgdError, match="spending_limits in at most one round of a plan"):
+        replace(first, rounds=first.rounds * 2)
+    assert (
+        len(replace(first, rounds=(*first.rounds, replace(first.rounds[0], spending_limits=None))).rounds)
+        == 2
+    )
