@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from pdpsgd import Budgets, PdpsgdError, Plan, plan
+from pdpsgd.accounting.registry import accountant
+from pdpsgd.planning.certificate_check import check_claims
+from pdpsgd.planning.planner import prove
 from pdpsgd.planning.verification import PromiseBroken
 
 
@@ -125,6 +128,26 @@ def test_a_step_is_of_a_round_of_the_plan(small: Plan) -> None:
     assert [twice.round_of_step(step) for step in (0, 49, 50, 99)] == [0, 0, 1, 1]
     with pytest.raises(PdpsgdError, match=r"a step below the plan's 100 steps\. Got 100"):
         twice.round_of_step(100)
+
+
+def test_a_draft_that_spends_more_than_a_level_allows_is_never_proven(small: Plan) -> None:
+    draft = replace(small, levels=tuple(replace(level, proven_epsilon=None) for level in small.levels))
+    assert prove(draft, accountant(small.accountant)).levels == small.levels
+    less = tuple(replace(level, epsilon=0.99 * level.epsilon) for level in draft.levels)
+    with pytest.raises(
+        PdpsgdError, match=r"Level 1 would spend 0\.\d+ of epsilon=0\.495: no plan was computed"
+    ):
+        prove(replace(draft, levels=less), accountant(small.accountant))
+
+
+def test_a_claim_below_what_a_certificate_gives_is_refused(small: Plan) -> None:
+    levels = [replace(level, delta=1e-3) for level in small.levels]
+    check_claims(levels, small.rounds)
+    levels[1] = replace(levels[1], proven_epsilon=0.1)
+    with pytest.raises(
+        PromiseBroken, match=r"levels\[1\]\.proven_epsilon=0\.1 is below what a certificate gives"
+    ):
+        check_claims(levels, small.rounds)
 
 
 def test_other_people_are_refused(small: Plan) -> None:

@@ -170,7 +170,7 @@ def prove(draft: Plan, by: Accountant) -> Plan:
             )  # one run alone: exactly
         if exposed and cost > level.epsilon:
             raise PdpsgdError(
-                f"Level {index} would spend {cost!r} of epsilon={level.epsilon!r}: no plan was computed."
+                f"Level {index} would spend {float(cost)!r} of epsilon={float(level.epsilon)!r}: no plan was computed."
             )
         levels.append(replace(level, proven_epsilon=cost))
     return replace(draft, levels=tuple(levels)).remember_proof()
