@@ -417,3 +417,10 @@ def test_letters_that_are_put_together_otherwise_are_no_other_person() -> None:
 )
 def test_ids_that_people_can_tell_apart_are_those_of_two(ids: list[str]) -> None:
     assert Budgets([1.0, 2.0], ids=ids).ids.tolist() == ids
+
+
+def test_people_that_a_ledger_took_for_two_stay_two() -> None:
+    ids = np.array(["ann", "ann "])
+    with pytest.raises(PdpsgdError, match="one way to write each id"):
+        Budgets([1.0, 2.0], ids=ids)
+    assert Budgets.of_enrolled(np.array([1.0, 2.0]), np.full(2, 1e-5), ids).ids.tolist() == ids.tolist()

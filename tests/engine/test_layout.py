@@ -288,6 +288,36 @@ def test_what_no_layout_was_found_for_is_assumed_in_the_verdict(private):
     assert "assumed" not in ordinary.to_dict()
 
 
+def interrupted(run, path):
+    for batch in run.loader:
+        run.step(*batch)
+        if run.engine.steps_taken == 3:
+            run.engine.save(path)
+            return
+
+
+def test_what_was_assumed_before_an_interruption_stays_in_the_verdict(private, tmp_path, monkeypatch):
+    untried = partial(lambda *_, **__: Settled(Layout(multiple=4), NOT_TRIED))
+    with monkeypatch.context() as patched:
+        patched.setattr("pdpsgd.engine.assembly.settle_layout", untried)
+        interrupted(private(seed=None), tmp_path / "run.safetensors")
+    again = private(seed=None)
+    again.engine.resume(tmp_path / "run.safetensors")
+    assert again.engine.verdict().assumed == (NOT_TRIED,)
+
+
+def test_rows_that_have_to_stand_as_they_did_although_they_are_rounded_otherwise_now_are_assumed(
+    private, tmp_path, monkeypatch
+):
+    interrupted(private(seed=None), tmp_path / "run.safetensors")
+    with monkeypatch.context() as patched:
+        coarser = partial(lambda *_, **__: Settled(Layout(multiple=64)))
+        patched.setattr("pdpsgd.engine.assembly.settle_layout", coarser)
+        again = private(seed=None)
+    again.engine.resume(tmp_path / "run.safetensors")
+    assert again.engine.verdict().assumed == (NONE_FOUND,)
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_below_four_rows_all_batches_are_of_one_size_and_people_stand_in_lanes(private, limit):
     run = private(seed=None, loss_reduction="sum", max_physical_batch_size=limit)

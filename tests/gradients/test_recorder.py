@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.gradients import recorder, workspace
 from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.native import dispatch as native
 
@@ -174,3 +175,69 @@ def test_inputs_that_are_overwritten_during_the_backward_pass_are_refused(
     with pytest.raises(PdpsgdError, match="changed in place"):
         clipped.clipped_sum(torch.ones(4), loss_reduction="sum")
     clipped.remove()
+
+
+class Linear(nn.Module):
+    """A linear layer over few positions, whose per-example gradients are written out; once, or twice over."""
+
+    def __init__(self, width: int, *, twice: bool = False) -> None:
+        super().__init__()
+        self.layer, self.twice = nn.Linear(width, width, bias=False), twice
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first: Tensor = self.layer(inputs)
+        return self.layer(torch.tanh(first)) if self.twice else first
+
+
+def sums_of(
+    gradients: ClippedGradients, rows: int, people: int, *, records: int, views: int, positions: int = 96
+) -> Tensor:
+    """Return the clipped sum where these people hold the same records, and further rows are nobody's."""
+    width = next(iter(gradients.sums)).shape[0]
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (
+        torch.randn(records * views, positions, width, generator=generator).repeat(
+            rows // (records * views), 1, 1
+        )
+        for _ in range(2)
+    )
+    (gradients.module(inputs) * targets).sum().backward()
+    gradients.zero_sums()
+    count = rows // (records * views)
+    clip_norms = torch.zeros(count)
+    clip_norms[:people] = 1
+    of_many = {}
+    if records > 1:
+        whose = torch.where(torch.arange(count) < people, torch.arange(count), -1)
+        of_many = {"starts": torch.arange(0, rows + 1, records), "whose": whose}
+    gradients.clipped_sum(clip_norms, largest_clip_norm=1.0, loss_reduction="sum", views=views, **of_many)
+    return gradients.flat_sums[0].clone()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    ("twice", "records", "views"), [(False, 2, 1), (False, 1, 2), (True, 1, 1)], ids=["many", "views", "tied"]
+)
+def test_sums_are_the_same_bits_whether_or_not_gradients_are_taken_during_the_backward_pass(
+    twice: bool, records: int, views: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whether they are depends on how many rows there are: with one more, everybody's would be rounded otherwise.
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
+    gradients = ClippedGradients(Linear(4, twice=twice).train())
+    edge = -(-(recorder.LARGE // (2 * 96 * 4) + 1) // 4) * 4
+    people = (edge - 8) // (records * views)
+    below, above = (
+        sums_of(gradients, rows, people, records=records, views=views) for rows in (edge - 4, edge)
+    )
+    assert torch.equal(below, above)
+
+
+def test_sums_are_the_same_bits_whether_or_not_there_is_room_for_gradients() -> None:
+    gradients = ClippedGradients(Linear(64).train())
+    edge = workspace.ROOM // 64**2
+    within, beyond = (
+        sums_of(gradients, rows, (edge - 8) // 2, records=1, views=2, positions=24)
+        for rows in (edge, edge + 4)
+    )
+    assert torch.equal(within, beyond)

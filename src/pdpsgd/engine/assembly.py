@@ -293,6 +293,6 @@ def assemble(
         spending=spending,
         norms=norms,
         budgets=budgets,
-        assumed=() if settled.assumed is None else (settled.assumed,),
+        assumed_here=() if settled.assumed is None else (settled.assumed,),
         options={**options.to_dict(), "secure": source.secure},
     )

@@ -19,6 +19,7 @@ from torch import Tensor, from_numpy
 
 from pdpsgd.budgets.files import ANY, Each, Optional, Range, check_shape
 from pdpsgd.engine.checkpoints import HasState, erase_key, load, pack_optimizer, save, unpack_optimizer
+from pdpsgd.engine.checks.row_rounding import NONE_FOUND
 from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, digest_of_module, fingerprint_data
 from pdpsgd.engine.journal import count_entries
 from pdpsgd.errors import PdpsgdError, fail, shown
@@ -40,7 +41,7 @@ STATE = {
     "forfeited": [int],
     "layout": Optional({"multiple": Range(1, 2**20, whole=True), "lanes": Range(1, 8, whole=True)}),
     "source": {"secure": bool, "seeded": bool, "algorithm": Optional(str), "name": Optional(str)},
-    "verdict": Optional({"test_double": bool, "unseen_code": [str]}),
+    "verdict": Optional({"test_double": bool, "unseen_code": [str], "assumed": Optional([str])}),
     "packed": Each(ANY),
     "journal": Optional(str),
     "journal_entries": Optional(int),
@@ -75,7 +76,11 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
         "forfeited": list(run.execution.forfeited),
         "layout": {"multiple": run.execution.layout.multiple, "lanes": run.execution.layout.lanes},
         "source": source.description,
-        "verdict": {"test_double": run.test_double, "unseen_code": run.unseen_code},
+        "verdict": {
+            "test_double": run.test_double,
+            "unseen_code": run.unseen_code,
+            "assumed": list(run.assumed),
+        },
         "packed": packed,
         "journal_entries": 0 if run.journal.journal is None else run.journal.journal.entries,
         "journal": None if journal is None else os.path.relpath(journal, path.parent),
@@ -137,8 +142,11 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
     # Rows stand as they did, although kernels may round otherwise here (with another number of threads, say).
-    run.execution.layout = replace(run.execution.layout, **(state.get("layout") or {}))
+    found, saved = run.execution.layout, replace(run.execution.layout, **(state.get("layout") or {}))
+    run.execution.layout = saved
     run.before.update(state.get("verdict") or {})
+    if not run.assumed and (saved.lanes != found.lanes or saved.multiple % found.multiple):
+        run.before["assumed"] = [NONE_FOUND]
     run.checkpoints.update(_beside(path, name) for name in (path.name, *(state.get("checkpoints") or ())))
     if not ended:
         _take_up_journal(run, path, state)

@@ -54,7 +54,7 @@ class Run:
     spending: SpendingFilter | None = None
     norms: NormKeeper | None = None
     budgets: Budgets | None = None
-    assumed: tuple[str, ...] = ()  # of the model, as it could not be tried
+    assumed_here: tuple[str, ...] = ()  # of the model, as it could not be tried by this process
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: set[Path] = field(default_factory=set)  # with the key in them
     before: dict[str, Any] = field(
@@ -74,6 +74,11 @@ class Run:
         here = self.first_batches.unseen
         elsewhere = [ON_ANOTHER_RANK] if self.optimizer.unseen_on_all_ranks > len(here) else []
         return list(dict.fromkeys([*self.before.get("unseen_code", ()), *here, *elsewhere]))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is assumed of the model, now or before an interruption."""
+        return tuple(dict.fromkeys([*(self.before.get("assumed") or ()), *self.assumed_here]))
 
     @property
     def test_double(self) -> bool:

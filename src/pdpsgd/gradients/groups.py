@@ -80,6 +80,8 @@ def over_people(gradient: PerExample, groups: Groups) -> PerExample:
 def _(gradient: OuterProducts, groups: Groups) -> PerExample:
     if gradient.positions == 1:
         return RowProducts(gradient, groups)
+    if gradient.may_settle:
+        return OverPeople(gradient, groups)
     parts: list[tuple[Tensor, PerExample]] = []
     for people, rows in groups.by_size():
         # Positions of different rows are positions of one person.

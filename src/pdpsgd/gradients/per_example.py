@@ -207,9 +207,18 @@ class OuterProducts(PerExample):
         left, right = zero_rows(self.left, examples), zero_rows(self.right, examples)
         return OuterProducts(left, right, self.shape, self.workspace, self.arrange)
 
+    @property
+    def may_settle(self) -> bool:
+        """Whether it is materialized during the backward pass if there is room, which depends on the batch's size.
+
+        So what is made of it has to be the same in both forms, to the bit: everybody's gradient would be rounded
+        differently with one more row.
+        """
+        return self.positions > 1 and not self.by_gram
+
     def settled(self) -> PerExample | None:
         """Materialize, where the norms would do so in any case and there is room."""
-        if self.positions == 1 or self.by_gram:
+        if not self.may_settle:
             return None
         let_go = self.left.numel() + self.right.numel()
         if not self.workspace.has_room((self.batch_size, *self.matrix), let_go):
@@ -361,7 +370,7 @@ def summed(parts: list[PerExample]) -> PerExample:
     """Return the sum of the uses of one parameter, joined where their forms allow it."""
     if len(parts) == 1:
         return parts[0]
-    products = [part for part in parts if isinstance(part, OuterProducts)]
+    products = [part for part in parts if isinstance(part, OuterProducts) and not part.may_settle]
     if len(products) == len(parts):
         return OuterProducts(
             torch.cat([part.left for part in products], 1),

@@ -11,7 +11,7 @@ from pdpsgd.gradients.sums import add_weighted_rows, row_squared_norms
 
 def over_views(gradient: PerExample, views: int) -> PerExample:
     """Return the sum over each `views` consecutive rows: the gradient of the example whose views they are."""
-    if isinstance(gradient, OuterProducts):
+    if isinstance(gradient, OuterProducts) and not gradient.may_settle:
         # Positions of different views are positions of one example.
         left = gradient.left.reshape(-1, views * gradient.positions, gradient.left.shape[2])
         right = gradient.right.reshape(-1, views * gradient.positions, gradient.right.shape[2])

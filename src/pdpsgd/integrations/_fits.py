@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdpsgd._typing import WordArray
+from pdpsgd.budgets.budgets import as_read
 from pdpsgd.engine.checks.held_out import more_than_chance, row_digests
 
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ class Fit:
     @classmethod
     def of(cls, rows: Any, people: Budgets, plan: Plan) -> Fit:
         """Describe a fit of these rows, an array or a frame, by a plan."""
-        ids = frozenset(hash((_SEED, str(name))) for name in people.ids.tolist()) if people.named else None
+        ids = None
+        if people.named:
+            read = as_read(people.ids)
+            names = (people.ids if read is None else read).tolist()
+            ids = frozenset(hash((_SEED, str(name))) for name in names)
         costs = [x.epsilon if x.proven_epsilon is None else x.proven_epsilon for x in plan.levels if x.people]
         return cls(digests_of(rows), orders_of(rows), ids, max(costs))
 

@@ -171,7 +171,7 @@ class Ledger:
             ids = consents.named_ids(connection, consents.all_ids(connection))
         if listed is not None:
             epsilon, delta, ids = epsilon[listed], delta[listed], ids[listed]
-        return Offer(Budgets(epsilon, delta, ids=ids, allow_infinite=True), share)
+        return Offer(Budgets.of_enrolled(epsilon, delta, ids), share)
 
     def plan(
         self, spend: str | float = DEFAULT_SPEND, *, people: npt.ArrayLike | None = None, **settings: Any
@@ -567,7 +567,7 @@ class Ledger:
             )
         if not len(now):
             fail("Expected people in the ledger. There is nobody: enroll them first.")
-        return Budgets(now.epsilon, now.delta, ids=ids, allow_infinite=True)
+        return Budgets.of_enrolled(now.epsilon, now.delta, ids)
 
     def consents_of(self, run: int) -> Budgets:
         """Return what the people on a run's list allow now, over all runs."""
@@ -653,7 +653,7 @@ def _consents_of(connection: Connection, run: int) -> Budgets:
     ids, _ = _list_of(connection, run)
     now = consents.current(connection)
     listed = levels_of_run(connection, run, len(now)) != schema.NOT_THERE
-    return Budgets(now.epsilon[listed], now.delta[listed], ids=ids, allow_infinite=True)
+    return Budgets.of_enrolled(now.epsilon[listed], now.delta[listed], ids)
 
 
 def _list_of(connection: Connection, run: int) -> tuple[IdArray, IntArray]:

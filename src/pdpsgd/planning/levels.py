@@ -11,8 +11,8 @@ import numpy as np
 from pdpsgd._typing import BoolArray, FloatArray, IdArray, IntArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Past
-from pdpsgd.budgets.budgets import Budgets
-from pdpsgd.errors import check_positive, fail
+from pdpsgd.budgets.budgets import Budgets, as_read
+from pdpsgd.errors import check_positive, fail, shown
 from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.planning.splitting import Group, last_at_most, split
 
@@ -218,7 +218,23 @@ def match_ids(roster: Roster, budgets: Budgets) -> IntArray:
     order = np.argsort(known, kind="stable")
     place = np.minimum(np.searchsorted(known[order], asked), order.size - 1)
     found = known[order][place] == asked
+    _check_written_alike(known, asked[~found])
     return np.where(found, roster.level[order][place], -1)
+
+
+def _check_written_alike(known: IdArray, unknown: IdArray) -> None:
+    """Refuse people who are known, but are written otherwise: what they have spent would be forgotten."""
+    new, old = as_read(unknown), as_read(known)
+    if new is None and old is None:
+        return
+    place = {name: index for index, name in enumerate((known if old is None else old).tolist())}
+    for name, read in zip(unknown.tolist(), (unknown if new is None else new).tolist(), strict=True):
+        if read in place:
+            fail(
+                f"Expected one way to write each id. Got {shown(str(name))} here and "
+                f"{shown(str(known[place[read]]))} there, which differ only in white space around them or in how "
+                "letters are encoded: what this person has spent there would be forgotten. Correct the list."
+            )
 
 
 def _kind(ids: IdArray) -> str:

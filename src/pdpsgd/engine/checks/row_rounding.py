@@ -156,7 +156,9 @@ class _Trial:
 
         def see(part: Tensor) -> None:
             if has_rows(part, rows):
-                found.append(_Rows.of(part, [lanes * self.views for lanes in LANES]))
+                found.append(
+                    _Rows.of(part, [lanes * self.views for lanes in sorted({*LANES, *LANES_OF_FEW})])
+                )
 
         with left_as_it_was(module), _attributes_kept(module), self.gradients.recording_in_evaluation():
             module.eval()

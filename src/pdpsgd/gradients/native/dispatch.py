@@ -132,7 +132,7 @@ def has_table(
     """Whether the compiled code can add what lookups of rows of a table pass back to this total."""
     return (
         has_lookups(rows)
-        and rows.shape[1] <= MOST_LOOKUPS
+        and 0 < rows.shape[1] <= MOST_LOOKUPS
         and has_layer(total, gradient, *(() if shares is None else (shares,)))
     )
 
