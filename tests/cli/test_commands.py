@@ -129,7 +129,7 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(
     [
         (("plan", "--id-colum", "x"), "--id-column"),
         (("ledger", "show", "--legder", "x"), "--ledger"),
-        (("plan", "--schema", "x"), None),
+        (("plan", "--optimizer", "x"), None),
     ],
 )
 def test_an_option_is_proposed_only_if_it_is_close(

@@ -207,5 +207,5 @@ def test_dates_become_numbers_within_their_public_range() -> None:
     typed = frame.with_columns(polars.col("day").str.slice(0, 10).str.to_date())
     assert encode(typed, schema).inputs[:, 0].tolist() == pytest.approx(as_text)
     assert encode(typed.to_pandas(), schema).inputs[:, 0].tolist() == pytest.approx(as_text)
-    with pytest.raises(PdpsgdError, match=r"Expected a date, .* in column 'day' .*row 0. Got '1.7.2020'"):
-        encode(polars.DataFrame({"day": ["1.7.2020"], "y": ["a"]}), schema)
+    with pytest.raises(PdpsgdError, match=r"Expected a date, .* in column 'day' .*row 0. Got '1/7/2020'"):
+        encode(polars.DataFrame({"day": ["1/7/2020"], "y": ["a"]}), schema)

@@ -250,7 +250,7 @@ def test_two_layers_with_one_left_factor_have_the_norms_of_layers_with_two() -> 
         factors = [*zip(lefts, rights, strict=True), (other, rights[0][:, :4].contiguous())]
         totals = [torch.zeros(one.shape[2], two.shape[2], dtype=torch.float64) for one, two in factors]
         parts = [(one, two, total) for (one, two), total in zip(factors, totals, strict=True)]
-        together = native.layers(parts, 5)
+        together = native.layers(parts, (), 5)
         squares = together.squares(1e-40)
         together.add(torch.ones(5))
         found.append((squares, *totals))

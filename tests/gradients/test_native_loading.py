@@ -109,7 +109,7 @@ FAULTS = [
     ("memset(padded, 0, sizeof(float) * padded_size(c))", "(void)0"),
     ("square < smallest ? smallest : square", "square > smallest ? square : smallest"),
     (" | (met != met)", ""),
-    ("gram += 2 * inner_product", "gram += inner_product"),
+    ("product : 2 * product", "product : product"),
     ("n == begin, result", "1, result"),
     ("used[places[place]] != rows[k]", "0"),
     ("weights[owners[u]]", "weights[0]"),

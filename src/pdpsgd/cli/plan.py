@@ -130,7 +130,7 @@ def plan(
 
     \b
     For a run with test people (train --plan plan.json --test-share 0.2):
-      pdpsgd plan people.csv --schema schema.toml --test-share 0.2 --json plan.json
+      pdpsgd plan people.csv --schema s.toml --test-share 0.2 --json plan.json
 
     \b
     What is left after a run; what people have left, over many runs:

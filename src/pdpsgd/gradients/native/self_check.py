@@ -60,6 +60,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
             all(_same_sums(code, numbers, rows, width) for rows, width in ((3, 37), (200, 37), (7, 411)))
             and all(_same_layers(code, numbers, *sizes) for sizes in _LAYERS)
             and all(_same_people(code, numbers, *sizes) for sizes in ((37, 49), (5, 130)))
+            and _same_people(code, numbers, 21, 33, odd=True)
             and all(_same_weights(code, numbers, kind) for kind in (torch.float32, torch.float64))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
@@ -149,8 +150,11 @@ def _same_layers(
     )
 
 
-def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int) -> bool:
-    """Products and rows of people who have from one row to seven; two of them cancel, one hardly leaves anything."""
+def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int, odd: bool = False) -> bool:
+    """Products and rows of people who have from one row to seven; two of them cancel, one hardly leaves anything.
+
+    With odd sizes, a row of one of them has a tiny factor and a huge one.
+    """
     sizes = torch.arange(40, device="cpu") % 7 + 1
     starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     count = int(starts[-1])
@@ -160,6 +164,9 @@ def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int) -> b
         left[first] = -1e5 * left[first + 1]
         right[first] = right[first + 1] * (1 + 2.0**-12 * (person == 26))
         left[first + 1] *= 1e5
+    if odd:
+        left[starts[12]] *= 2.0**-50
+        right[starts[12]] *= 2.0**50
     rows, weights = _random(numbers, count, 19), _random(numbers, 40).abs().double()
     totals = [torch.ones(shape, dtype=torch.float64, device="cpu") for shape in (widths, (19,))]
     parts = [(left[:, None], right[:, None], totals[0]), (rows, None, totals[1])]
