@@ -142,10 +142,10 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
     # Rows stand as they did, although kernels may round otherwise here (with another number of threads, say).
-    found, saved = run.execution.layout, replace(run.execution.layout, **(state.get("layout") or {}))
-    run.execution.layout = saved
+    here = run.execution.layout
+    stood = run.execution.layout = replace(here, **(state.get("layout") or {}))
     run.before.update(state.get("verdict") or {})
-    if not run.assumed and (saved.lanes != found.lanes or saved.multiple % found.multiple):
+    if not run.assumed and (stood.lanes != here.lanes or stood.multiple % here.multiple):
         run.before["assumed"] = [NONE_FOUND]
     run.checkpoints.update(_beside(path, name) for name in (path.name, *(state.get("checkpoints") or ())))
     if not ended:
