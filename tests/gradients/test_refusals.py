@@ -153,3 +153,17 @@ def test_packed_sequences_are_refused_with_the_remedy(model: nn.Module, where: s
     ClippedGradients(model)
     with pytest.raises(PdpsgdError, match=rf"{where} is given a PackedSequence.*padded sequences"):
         model(torch.randn(3, 5, 3))
+
+
+def test_a_table_that_nobody_looks_anything_up_in_is_refused_and_one_lookup_is_not() -> None:
+    module = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.LazyLinear(2))
+    module(torch.zeros(8, 1, dtype=torch.long))
+    gradients = ClippedGradients(module)
+    module(torch.zeros(8, 1, dtype=torch.long)).sum().backward()
+    assert gradients.clipped_sum(torch.ones(8), loss_reduction="sum") == 0
+    gradients.remove()
+    table = nn.Embedding(10, 4)
+    gradients = ClippedGradients(table)
+    table(torch.zeros(8, 0, dtype=torch.long)).sum().backward()
+    with pytest.raises(PdpsgdError):
+        gradients.clipped_sum(torch.ones(8), loss_reduction="sum")
