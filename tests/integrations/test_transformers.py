@@ -171,8 +171,9 @@ def test_texts_beyond_the_public_length_are_refused_and_the_length_is_public(tok
 
 def test_a_run_takes_the_plan_s_steps_and_logs_no_loss(make, records, budgets, tmp_path, caplog):
     model = classifier()
+    others = [{**record, "author": "somebody else"} for record in records[:6]]
     trainer = make(
-        model, noise_seed=None, eval_dataset=records[:6], said={"eval_strategy": "steps", "eval_steps": 2}
+        model, noise_seed=None, eval_dataset=others, said={"eval_strategy": "steps", "eval_steps": 2}
     )
     output = trainer.train()
     assert output.global_step == STEPS == trainer.engine.steps_taken
@@ -435,10 +436,86 @@ def test_people_are_known_before_anything_is_trained(make, records, budgets, tmp
 @pytest.mark.parametrize("named", [False, True])
 def test_evaluation_on_records_that_are_trained_on_is_refused(make, records, copied, named):
     others = [dict(record) for record in records] if copied else records
-    trainer = make(eval_dataset={"own": others} if named else others)
+    trainer = make(eval_dataset={"own": others} if named else others, person_column=None)
     with pytest.raises(PdpsgdError, match="Expected other people in eval_dataset, who are not trained on"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+class Callback(TrainerCallback):
+    """Do something at the end of every step, as scripts do."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def on_step_end(self, args, state, control, **_):
+        self.act(self.trainer)
+
+
+def with_callback(make, act, **more):
+    callback = Callback(act)
+    callback.trainer = make(callbacks=[callback], **more)
+    return callback.trainer
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_evaluation_on_people_who_are_trained_on_is_refused_whenever_it_is_asked_for(make, records, named):
+    """A callback that evaluates on the training records would log their loss, and write it beside the model."""
+    act = lambda trainer: trainer.evaluate(records, metric_key_prefix="train")  # noqa: E731
+    trainer = with_callback(make, act, person_column="author" if named else None, said={"save_steps": 1})
+    with pytest.raises(PdpsgdError, match="Expected other people in eval_dataset, who are not trained on"):
+        trainer.train()
+    assert not any("train_loss" in entry for entry in trainer.state.log_history)
+
+
+def test_another_record_of_a_person_who_is_trained_on_is_none_of_another_person(make, records, budgets):
+    """Split by record, not by person: the promise is about all records of a person together."""
+    trained = [{**record, "author": f"p{place // 2:02}"} for place, record in enumerate(records)]
+    options = {"budgets": budgets, "records_per_person": 2}
+    mixed = make(train_dataset=trained[::2], eval_dataset=trained[1::2], **options)
+    with pytest.raises(PdpsgdError, match=r"Got 18 on the list, such as 'p00' \(column 'author'\)"):
+        mixed.train()
+    others = [{**record, "author": f"other {place}"} for place, record in enumerate(trained[1::2])]
+    whole = make(
+        folder="apart", train_dataset=trained[::2], eval_dataset={"a": others, "b": others}, **options
+    )
+    whole.train()
+    assert {"eval_a_loss", "eval_b_loss"} <= whole.evaluate().keys()
+
+
+class Hub:
+    """What would be uploaded, by the rules of the hub's own client."""
+
+    def __init__(self):
+        self.uploaded = []
+
+    def create_repo(self, name, **_):
+        return type("Repository", (), {"repo_id": name})()
+
+    def upload_folder(self, *, folder_path, ignore_patterns, **_):
+        from huggingface_hub.utils import filter_repo_objects
+
+        files = [path.relative_to(folder_path) for path in Path(folder_path).rglob("*") if path.is_file()]
+        self.uploaded.append(set(filter_repo_objects(map(str, files), ignore_patterns=ignore_patterns)))
+
+
+def test_the_key_and_what_people_were_promised_are_not_uploaded_with_the_model(make, monkeypatch, tmp_path):
+    hub = Hub()
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda *_, **__: hub)
+    trainer = with_callback(make, lambda trainer: trainer.push_to_hub(), said={"save_steps": 2})
+    trainer.train()
+    assert (tmp_path / "out" / "private" / "checkpoint.safetensors").exists()
+    assert len(hub.uploaded) == STEPS
+    for files in hub.uploaded:
+        assert {"model.safetensors", "config.json", "public/plan.json", "README.md"} <= files
+        assert not any(file.startswith(("private", "people")) for file in files)
+    assert transformers.trainer.hf_api() is hub
+
+
+def test_nothing_is_uploaded_by_a_trainer_that_cannot_be_told_what_to_leave_out(make, monkeypatch):
+    monkeypatch.delattr("transformers.trainer.hf_api")
+    with pytest.raises(PdpsgdError, match="can be told what not to upload"):
+        make().push_to_hub()
 
 
 def test_evaluation_on_other_records_is_taken(make, records, budgets):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from pdpsgd.errors import fail
 
 CHECKED_WITH = "5.23"
 
@@ -53,3 +56,38 @@ def rotate(trainer: Any) -> None:
 def unwrapped(model: Any) -> Any:
     """Return the model inside PEFT's wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@contextmanager
+def uploading_without(*folders: str) -> Iterator[None]:
+    """Leave folders of `output_dir` out of what the Trainer uploads to the hub in this block."""
+    import transformers.trainer
+
+    theirs: Any = transformers.trainer
+    make = getattr(theirs, "hf_api", None)
+    if make is None or hasattr(theirs, "upload_folder"):
+        fail(
+            "Expected a release of transformers whose Trainer can be told what not to upload (checked with "
+            f"{CHECKED_WITH}). Got another: save_model('FOLDER') saves the model alone, and FOLDER can be uploaded."
+        )
+    theirs.hf_api = lambda *given, **named: _Uploads(make(*given, **named), folders)
+    try:
+        yield
+    finally:
+        theirs.hf_api = make
+
+
+class _Uploads:
+    """The hub, but for some folders of what is uploaded there."""
+
+    def __init__(self, hub: Any, without: Sequence[str]) -> None:
+        self._hub = hub
+        self._without = [f"{folder}/*" for folder in without]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hub, name)
+
+    def upload_folder(self, **named: Any) -> Any:
+        given = named.pop("ignore_patterns", None) or []
+        patterns = [given] if isinstance(given, str) else list(given)
+        return self._hub.upload_folder(**named, ignore_patterns=[*patterns, *self._without])

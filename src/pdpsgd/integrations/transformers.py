@@ -28,7 +28,7 @@ from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.engine.checks.held_out import check_held_out
 from pdpsgd.engine.checks.probe import left_as_it_was
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, shown
 from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.unsupported import train_mode
 from pdpsgd.integrations._torch import move_scheduler
@@ -44,6 +44,7 @@ try:
         evaluated,
         rotate,
         unwrapped,
+        uploading_without,
         without_unused_columns,
     )
     from pdpsgd.integrations.token_losses import (
@@ -123,6 +124,7 @@ class PrivateTrainer(transformers.Trainer):
     optimizer: Any
     lr_scheduler: Any
     train_dataset: Any
+    eval_dataset: Any
 
     def __init__(
         self,
@@ -157,6 +159,8 @@ class PrivateTrainer(transformers.Trainer):
         )
         self.engine = PrivacyEngine()
         self._begun = False
+        self._planned: Plan | None = None
+        self._held_out: list[Any] = []  # what was found to be of other people
         self._losses: list[tuple[int, Tensor]] = []  # of the pieces of the steps since the last log
 
     # --- what the caller asks for -----------------------------------------------------------------------
@@ -191,13 +195,13 @@ class PrivateTrainer(transformers.Trainer):
                 "Expected one train() for each PrivateTrainer. Got a second one: the plan's steps would be taken "
                 "again. Train on with a new one, by a plan that counts this one as history (plan(..., history=[...]))."
             )
-        self._check_evaluated(by_values=False)
+        self._check_others(self.eval_dataset, by_values=False)
         self._try_model()
         resume = self._is_resumed(resume_from_checkpoint)
         self._begun = self.is_in_train = True
         with self._reserved() as reservation:
             self._make_private(reservation)
-            self._check_evaluated(by_values=True)
+            self._check_others(self.eval_dataset, by_values=True)
             self._begin(resume)
             self._run(ignore_keys_for_eval)
         self.is_in_train = False
@@ -216,6 +220,35 @@ class PrivateTrainer(transformers.Trainer):
             "Expected settings that were chosen without the private data. Got hyperparameter_search: each of its "
             "trials would spend people's budgets. See docs/choosing.md."
         )
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Evaluate on other people, as `Trainer.evaluate` does: what is found is logged, and saved with the model.
+
+        Args:
+            eval_dataset: Records of other people; by default the Trainer's own.
+            ignore_keys: As there.
+            metric_key_prefix: As there.
+
+        Raises:
+            PdpsgdError: People who are trained on are among them: nothing would protect what is logged of them.
+        """
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, str):
+            given = self.eval_dataset[given]
+        self._check_others(given, by_values=True)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def push_to_hub(self, *arguments: Any, **named: Any) -> Any:
+        """Upload `output_dir` to the hub as `Trainer.push_to_hub` does, but for people/ and private/."""
+        from pdpsgd.training.run_folder import PEOPLE, PRIVATE
+
+        with uploading_without(PEOPLE, PRIVATE):
+            return super().push_to_hub(*arguments, **named)
 
     def compute_loss(
         self,
@@ -255,7 +288,7 @@ class PrivateTrainer(transformers.Trainer):
     def _make_private(self, reservation: ReservedRun | None) -> None:
         """Make optimizer and records private; what they are is the Trainer's own doing."""
         wanted = self.private
-        made = self._plan() if reservation is None else reservation.plan
+        self._planned = made = self._plan() if reservation is None else reservation.plan
         self._check_steps(made)
         self.create_optimizer_and_scheduler(num_training_steps=made.steps)
         train_mode(self.model)
@@ -320,21 +353,43 @@ class PrivateTrainer(transformers.Trainer):
             gradients.forget()
             gradients.remove()
 
-    def _check_evaluated(self, *, by_values: bool) -> None:
-        """Refuse an eval_dataset of people who are trained on."""
-        given = self.eval_dataset
+    def _check_others(self, given: Any, *, by_values: bool) -> None:
+        """Refuse people to evaluate on who are on the list, or whose records are trained on."""
         for others in given.values() if isinstance(given, Mapping) else [given]:
-            if others is not None:
-                check_held_out(self.train_dataset, others, purpose="in eval_dataset", by_values=by_values)
+            if others is None or (by_values and any(others is known for known in self._held_out)):
+                continue
+            self._check_persons(others)
+            check_held_out(self.train_dataset, others, purpose="in eval_dataset", by_values=by_values)
+            if by_values:
+                self._held_out.append(others)
+
+    def _check_persons(self, others: Any) -> None:
+        """Refuse records to evaluate on that say they are of people on the list."""
+        column, known = self.private.person_column, self._listed_people()
+        if column is None or known is None:
+            return
+        both = sorted({str(person) for person in _persons_of(others, column) if person is not None} & known)
+        if both:
+            fail(
+                f"Expected other people in eval_dataset, who are not trained on. Got {len(both):,} on the list, "
+                f"such as {shown(both[0])} (column {column!r}): what is published about them would have no noise. "
+                "Leave them out of either, with all their records."
+            )
+
+    def _listed_people(self) -> set[str] | None:
+        """Return the ids of the people on the list; None if they are not known by ids, or not yet."""
+        budgets, plan = self.private.budgets, self._planned or self.private.plan
+        if budgets is not None:
+            return set(map(str, budgets.ids.tolist())) if budgets.named else None
+        if plan is None or plan.roster is None or not plan.roster.named:
+            return None
+        return set(map(str, plan.roster.ids.tolist()))
 
     def _record_ids(self) -> Any:
         column, records = self.private.person_column, self.train_dataset
         if column is None:
             return None
-        known = getattr(records, "column_names", None)
-        if known is not None and column in known:
-            return np.asarray(list(records[column]))
-        found = [records[number].get(column) for number in range(len(records))]
+        found = _persons_of(records, column)
         if any(person is None for person in found):
             fail(
                 f"Expected the person of every record in column {column!r}. Got a record without: number "
@@ -517,6 +572,19 @@ class PrivateTrainer(transformers.Trainer):
         )
         with under(reservation, folder):
             yield reservation
+
+
+def _persons_of(records: Any, column: str) -> list[Any]:
+    """Return the person of each record; None where a record says none."""
+    known = getattr(records, "column_names", None)
+    if known is not None and column in known:
+        return list(records[column])
+    try:
+        count = len(records)
+    except TypeError:  # a stream
+        return []
+    found = (None if known is not None else records[number] for number in range(count))
+    return [each.get(column) if isinstance(each, Mapping) else None for each in found]
 
 
 class _Logged:
