@@ -25,6 +25,9 @@ EDITS = [
     ("UPDATE charges SET b = b / 2 WHERE run = 1", "Run 1"),
     ("UPDATE charges SET mu = mu / 2, b = b / 4 WHERE run = 1", "Run 1"),
     ("UPDATE run_people SET levels = x'ffffffffffff' WHERE run = 1", "Run 1"),
+    ("UPDATE run_people SET chunk = 1 WHERE run = 1", "Run 1"),  # nobody's charge then
+    ("UPDATE runs SET entry = 2 WHERE number = 1", "Run 1"),
+    ("UPDATE ledger SET ids = ''", "of the kind '', which is none"),
     ("UPDATE runs SET state = 'cancelled' WHERE number = 1", "Run 1 is cancelled"),
     ("UPDATE runs SET attempt = 0 WHERE number = 1", "attempt 0, but finished, attempt 1"),
     ("UPDATE runs SET plan = '' WHERE number = 1", "Run 1"),

@@ -185,6 +185,26 @@ def test_a_lost_connection_leaves_nothing_half_done(postgresql: str) -> None:
     ledger.reserve(everybody_in_every_step(["p0"], 0.1))
 
 
+@pytest.mark.parametrize(("set_up", "used"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
+def test_a_charge_is_on_disk_before_its_run_begins_however_the_server_is_set_up(
+    postgresql: str, set_up: str, used: str
+) -> None:
+    """With synchronous_commit = off a crash of the server takes back what it had said was committed."""
+    import uuid
+
+    import psycopg
+
+    name = f"ledger_{uuid.uuid4().hex}"
+    with psycopg.connect(f"{postgresql}/postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = {set_up}")  # type: ignore[call-overload]
+    ledger = Ledger.create(f"{postgresql}/{name}")
+    with ledger._database.writing() as writing:
+        assert writing.exec_driver_sql("SHOW synchronous_commit").scalar() == used
+    with ledger._database.reading() as reading:
+        assert reading.exec_driver_sql("SHOW synchronous_commit").scalar() == set_up
+
+
 def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
     with pytest.raises(LedgerUnavailable, match=r"tester:\*\*\*@127\.0\.0\.1:1/") as raised:
         Ledger("postgresql://tester:secret@127.0.0.1:1/ledger")

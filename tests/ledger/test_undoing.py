@@ -75,6 +75,30 @@ def test_somebody_elses_cancelled_run_is_not_taken_for_mine(ledger: Ledger) -> N
     assert not ledger.undo("f" * 64, others)  # a head that this ledger never had
 
 
+@pytest.mark.parametrize("series", [False, True])
+def test_people_who_were_taken_back_before_the_lock_are_not_charged_under_numbers_of_others(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, series: bool
+) -> None:
+    """Who is who is looked up before the lock; what a refused command takes back meanwhile gets its numbers anew."""
+    ledger.enroll(people(1, 1))
+    before = ledger.head
+    ledger.enroll(people(1, 1, first=10))
+    mine, writing = Ledger(ledger._database.url), ledger._database.writing
+
+    def late() -> object:
+        assert ledger.undo(before)
+        ledger.enroll(people(1, 1, first=20))
+        return writing()
+
+    monkeypatch.setattr(mine._database, "writing", late)
+    plan = everybody_in_every_step(["p10", "p11"], 0.1)
+    with pytest.raises(PdpsgdError, match="'p10' is not one of them"):
+        _ = mine.reserve_series([plan, plan]) if series else mine.reserve(plan)
+    assert ledger.person("p20").spent_epsilon == 0
+    monkeypatch.undo()
+    assert mine.reserve(everybody_in_every_step(["p20", "p21"], 0.1)).people == 2
+
+
 def test_beginning_is_all_or_nothing(in_file: Ledger) -> None:
     in_file.enroll(people(1, 2))
     run = reserve(in_file)

@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, func, select
 
 from pdpsgd.accounting.certificates import allowance
+from pdpsgd.errors import shown
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import Amounts, allowed
 from pdpsgd.ledger.charges import is_confirmed
@@ -100,7 +101,7 @@ def _rows(connection: Connection, tell: Tell) -> Iterator[str]:
                 yield f"Consents of entry {row.entry} ({row.what}, {row.time}) were changed or deleted."
         elif payload is not None and row.what in STATE_AFTER:
             states[payload["run"]] = (STATE_AFTER[row.what], 0)
-            if _run_digest(connection, payload["run"]) != payload.get("digest"):
+            if not _is_as_written(connection, payload["run"], row.entry, payload.get("digest")):
                 yield f"Run {payload['run']} ({row.time}), its plan, charges or people were changed or deleted."
         elif payload is not None and "state" in payload:
             states[payload["run"]] = (payload["state"], payload["attempt"])
@@ -133,6 +134,12 @@ def _extra_rows(connection: Connection) -> Iterator[str]:
         for (run,) in connection.execute(missing):
             yield f"Rows of {table.name} name run {run}, which there is not."
     numbers = select(func.min(schema.people.c.number), func.max(schema.people.c.number))
+    kind, has_people = (
+        connection.execute(select(schema.ledger.c.ids)).scalar_one(),
+        people_count(connection) > 0,
+    )
+    if kind not in (("text", "numbers") if has_people else ("",)):
+        yield f"The ids of people are of the kind {shown(kind)}, which is none."
     low, high = connection.execute(numbers).one()
     if low is not None and (low, high) != (0, people_count(connection) - 1):
         yield f"People are numbered {low} to {high}, and there are {people_count(connection)}: somebody was deleted."
@@ -212,6 +219,15 @@ def _people_digest(connection: Connection, entry: int) -> str:
     p = schema.people.c
     query = select(p.number, p.id, p.kappa, p.set_aside).where(p.entry == entry).order_by(p.number)
     return digest(*columns(connection, query, [np.int64, str, float, float]))
+
+
+def _is_as_written(connection: Connection, run: int, entry: int, digest: object) -> bool:
+    """Tell whether a run's rows are those of its entry, and its people in their places."""
+    r, p = schema.runs.c, schema.run_people.c
+    chunks = connection.execute(select(p.chunk).where(p.run == run).order_by(p.chunk)).scalars().all()
+    in_place = list(chunks) == list(range(len(chunks)))  # any other are charges of nobody, or of others
+    entered = connection.execute(select(r.entry).where(r.number == run)).scalar()
+    return in_place and entered == entry and _run_digest(connection, run) == digest
 
 
 def _run_digest(connection: Connection, run: int) -> str | None:

@@ -66,6 +66,7 @@ class Database:
         """Create the tables and fill them, in one transaction; a file is one that only its owner may read."""
         if not self.is_file:
             with self._explained("nothing was written"), self.engine.begin() as connection:
+                _keep_what_is_committed(connection)
                 if inspect(connection).has_table("ledger"):
                     fail(f"Expected a database without a ledger. {self.name} has one already.")
                 schema.metadata.create_all(connection)
@@ -132,6 +133,7 @@ class Database:
             transaction = connection.begin()
             try:
                 if not self.is_file:
+                    _keep_what_is_committed(connection)
                     connection.execute(select(schema.ledger.c.id).with_for_update()).all()
                 yield connection
             except BaseException:
@@ -187,6 +189,15 @@ class Database:
         else:
             reason = text
         return f"The ledger at {self.name} cannot be used: {reason}; {outcome}."
+
+
+def _keep_what_is_committed(connection: Connection) -> None:
+    """Have PostgreSQL write a commit to disk before it says that it is done, however it is set up.
+
+    A charge that a crash of the server takes back after its run has released something is a run that nobody counts.
+    """
+    asked = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+    connection.exec_driver_sql(asked)
 
 
 def insert(connection: Connection, table: Any, rows: Iterable[tuple[Any, ...]]) -> None:

@@ -251,12 +251,7 @@ class Ledger:
         if len(plans) < 2:
             fail(f"Expected several plans for a series. Got {len(plans)}: reserve a single run with reserve.")
         shares_of_d = {charges.default_share_of_d(plan) for plan in plans}
-        listed = []
-        with self._database.reading() as connection:
-            for plan in plans:
-                assert plan.roster is not None
-                listed.append(consents.numbers_of(connection, consents.texts_of(connection, plan.roster.ids)))
-        with self._database.writing() as connection:
+        with self._charging(plans) as (connection, listed):
             numbers = series.reserve_series(
                 connection,
                 token=_checked_token(token),
@@ -328,19 +323,14 @@ class Ledger:
         return self._reserve(plan, cost, name, name_of_run, "finished")
 
     def _reserve(self, plan: Plan, cost: list[charges.Charge], name: str, token: str, state: str) -> Run:
-        roster = plan.roster
-        assert roster is not None
-        with (
-            self._database.reading() as connection
-        ):  # people are only ever added: this may be read before the lock
-            numbers = consents.numbers_of(connection, consents.texts_of(connection, roster.ids))
-        with self._database.writing() as connection:
+        assert plan.roster is not None
+        with self._charging([plan]) as (connection, (numbers,)):
             number = reservations.reserve(
                 connection,
                 token=token,
                 name=name,
                 numbers=numbers,
-                levels=roster.level,
+                levels=plan.roster.level,
                 charges=cost,
                 plan=_text_of(plan),
                 people_digest=plan.people_digest or "",
@@ -348,6 +338,22 @@ class Ledger:
                 must_fit=state == "reserved",
             )
             return reservations.read_runs(connection, number)[0]
+
+    @contextmanager
+    def _charging(self, plans: Sequence[Plan]) -> Iterator[tuple[Connection, list[IntArray]]]:
+        """Give a connection that holds the lock, and the numbers of each plan's people.
+
+        They are looked up before the lock, which then is held for less time. People are only ever added, but for those
+        of a refused command, who are taken back: if the ledger was put back meanwhile, they are looked up again.
+        """
+        with self._database.reading() as connection:
+            head = connection.execute(select(schema.ledger.c.head)).scalar_one()
+            listed = _numbers_of(connection, plans)
+        with self._database.writing() as connection:
+            is_there = select(schema.log.c.entry).where(schema.log.c.hash == head)
+            if connection.execute(is_there).first() is None:
+                listed = _numbers_of(connection, plans)
+            yield connection, listed
 
     def reserve_declared(
         self,
@@ -634,6 +640,11 @@ class Ledger:
         """
         with self._database.reading() as connection:
             return check(connection, head=head, certificates=certificates, tell=progress)
+
+
+def _numbers_of(connection: Connection, plans: Sequence[Plan]) -> list[IntArray]:
+    rosters = [plan.roster for plan in plans if plan.roster is not None]
+    return [consents.numbers_of(connection, consents.texts_of(connection, roster.ids)) for roster in rosters]
 
 
 def _checked_token(token: str | None) -> str:
