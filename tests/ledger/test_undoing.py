@@ -159,3 +159,42 @@ def test_whoever_waits_for_a_ledger_that_goes_away_is_told_so(in_file: Ledger) -
     in_file._database.remove()
     waiting.join(60)
     assert len(told) == 1
+
+
+def test_people_whom_another_process_enrolled_are_not_taken_back(in_file: Ledger) -> None:
+    """A command that had enrolled nobody itself took back whom another had enrolled since it began."""
+    before = in_file.head
+    Ledger(in_file.place).enroll(people(1, 2))
+    assert not in_file.undo(before)
+    run = reserve(in_file)
+    in_file.cancel(run)
+    assert not in_file.undo(before, run)
+    assert len(in_file) == 2
+    assert in_file.check().passed
+
+
+def test_own_people_are_taken_back_and_those_whom_another_process_enrolled_before_stay(
+    in_file: Ledger,
+) -> None:
+    before = in_file.head
+    Ledger(in_file.place).enroll(people(1, 2))
+    others = in_file.head
+    from pdpsgd.budgets.budgets import Budgets
+
+    in_file.enroll(Budgets([1.0], ids=["mine"]))
+    run = reserve(in_file)
+    in_file.cancel(run)
+    assert in_file.undo(before, run)
+    assert (in_file.head, len(in_file), in_file.runs()) == (others, 2, [])
+    assert not in_file.undo(before, run)  # once
+    assert in_file.check().passed
+
+
+def test_own_people_stay_once_another_process_has_written_after_them(in_file: Ledger) -> None:
+    from pdpsgd.budgets.budgets import Budgets
+
+    before = in_file.head
+    in_file.enroll(people(1, 2))
+    Ledger(in_file.place).enroll(Budgets([1.0], ids=["another"]))
+    assert not in_file.undo(before)
+    assert len(in_file) == 3

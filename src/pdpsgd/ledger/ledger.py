@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,13 @@ from pdpsgd.planning.planner import plan as make_plan
 from pdpsgd.planning.plans import LedgerMark, Plan
 
 
+class OwnEntries(threading.local):
+    """The hashes of the entries by which this thread enrolled people: it may take these back, and no others."""
+
+    def __init__(self) -> None:
+        self.enrolled: set[str] = set()
+
+
 class Ledger:
     """Consents, reservations and spending of the same people over many runs.
 
@@ -62,6 +70,7 @@ class Ledger:
         """Open a ledger: the path of a file, or a URL postgresql://..."""
         self._database = Database(place, timeout=timeout, find_damage=find_damage)
         self._database.check_version()
+        self._own = OwnEntries()
 
     @classmethod
     def create(cls, place: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Ledger:
@@ -109,8 +118,7 @@ class Ledger:
         """
         check_probability(kappa=kappa)
         check_not_negative(set_aside=set_aside)
-        with self._database.writing() as connection:
-            return consents.enroll(connection, budgets, kappa=kappa, set_aside=set_aside)
+        return self._enroll(budgets, kappa=kappa, set_aside=set_aside)
 
     def admit(self, budgets: Budgets) -> int:
         """Enroll whom the ledger does not know yet, and return how many; whoever it knows must allow the same here.
@@ -122,9 +130,16 @@ class Ledger:
             strangers = consents.strangers(connection, budgets)
         if strangers is None:
             return 0
-        with self._database.writing() as connection:
-            consents.enroll(connection, strangers, kappa=KAPPA, set_aside=0.0)
+        self._enroll(strangers, kappa=KAPPA, set_aside=0.0)
         return len(strangers)
+
+    def _enroll(self, budgets: Budgets, *, kappa: float, set_aside: float) -> int:
+        """Add people, and remember by which entry this was done."""
+        with self._database.writing() as connection:
+            people = consents.enroll(connection, budgets, kappa=kappa, set_aside=set_aside)
+            head = str(connection.execute(select(schema.ledger.c.head)).scalar_one())
+        self._own.enrolled.add(head)
+        return people
 
     def knows_some(self, people: npt.ArrayLike) -> bool:
         """Whether any of these ids is in the ledger."""
@@ -504,15 +519,18 @@ class Ledger:
     def undo(self, since: str, run: int | None = None) -> bool:
         """Take back whom a refused command enrolled, and the run that it reserved and cancelled before it started.
 
+        Only what was enrolled through this object, in this thread, is taken back, and only if nobody has written
+        anything after it.
+
         Args:
             since: the head before the command.
             run: the run, if one was reserved.
 
         Returns:
-            Whether that was all that was written since, and is gone; else nothing is changed.
+            Whether it is gone; else nothing is changed.
         """
         with self._database.writing() as connection:
-            return undo(connection, since, run)
+            return undo(connection, since, run, own=self._own.enrolled)
 
     def remove_if_unused(self) -> bool:
         """Remove the file of a ledger to which nobody has written since it was made; say whether it is gone."""

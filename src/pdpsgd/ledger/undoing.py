@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from sqlalchemy import Connection, delete, func, select, update
 
 from pdpsgd.ledger import schema
 
 OF_A_REFUSED_COMMAND = (["enroll"], ["enroll", "reserve", "cancel"])
-"""Entries of the log that are taken back, and no others."""
+"""What the last entries of the log have to be to be taken back, and no others."""
 
 
-def undo(connection: Connection, since: str, run: int | None) -> bool:
-    """Put the ledger back to an earlier head, if all that was written since is what a refused command wrote.
+def undo(connection: Connection, since: str, run: int | None, *, own: Collection[str]) -> bool:
+    """Put the ledger back to before a refused command, if the last entries since then are what that command wrote.
 
     Guarantee: no run that has started, and nothing that another process wrote, is touched. Whoever is forgotten here
-    was enrolled after that head, and was charged for nothing.
+    was enrolled by whoever asks, after that head, and was charged for nothing.
 
     Args:
         connection: within a transaction that holds the lock.
-        since: the head before the command.
+        since: the head before the command; what others have written since then stays.
         run: the run that it reserved and cancelled, if it got so far.
+        own: the hashes of the entries by which whoever asks has enrolled people.
 
     Returns:
         Whether it was put back; else nothing was changed.
@@ -31,20 +33,23 @@ def undo(connection: Connection, since: str, run: int | None) -> bool:
     if before is None:
         return False
     later = connection.execute(
-        select(e.entry, e.what, e.payload).where(e.entry > before).order_by(e.entry)
+        select(e.entry, e.what, e.payload, e.previous, e.hash).where(e.entry > before).order_by(e.entry)
     ).all()
-    reserved = {json.loads(row.payload)["run"] for row in later if row.what != "enroll"}
-    if [row.what for row in later] not in OF_A_REFUSED_COMMAND or reserved - {run}:
+    mine = next((row for row in reversed(later) if row.hash in own), None)
+    if mine is None:
         return False
-    enrolled = later[0].entry
-    connection.execute(delete(schema.people).where(schema.people.c.entry == enrolled))
-    connection.execute(delete(schema.consents).where(schema.consents.c.entry == enrolled))
+    last = [row for row in later if row.entry >= mine.entry]
+    reserved = {json.loads(row.payload)["run"] for row in last if row.what != "enroll"}
+    if [row.what for row in last] not in OF_A_REFUSED_COMMAND or reserved - {run}:
+        return False
+    connection.execute(delete(schema.people).where(schema.people.c.entry == mine.entry))
+    connection.execute(delete(schema.consents).where(schema.consents.c.entry == mine.entry))
     for number in reserved:
         connection.execute(delete(schema.runs).where(schema.runs.c.number == number))
         connection.execute(delete(schema.charges).where(schema.charges.c.run == number))
         connection.execute(delete(schema.run_people).where(schema.run_people.c.run == number))
-    connection.execute(delete(schema.log).where(e.entry > before))
-    connection.execute(update(schema.ledger).values(entries=before, head=since))
+    connection.execute(delete(schema.log).where(e.entry >= mine.entry))
+    connection.execute(update(schema.ledger).values(entries=mine.entry - 1, head=mine.previous))
     if not connection.execute(select(func.count()).select_from(schema.people)).scalar_one():
         connection.execute(update(schema.ledger).values(ids=""))
     return True
