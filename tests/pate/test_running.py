@@ -26,6 +26,12 @@ def vote(mechanism: str = "i-pate-weight") -> VotePlan:
     return plan_votes(BUDGETS, mechanism, settings=SETTINGS)
 
 
+def few_teachers() -> VotePlan:
+    return plan_votes(
+        BUDGETS, "pate", settings=VoteSettings(teachers=20, threshold=5, check_noise=5, answer_noise=2)
+    )
+
+
 def run(**changed: Any) -> Any:
     given = {"data": PEOPLE, "budgets": BUDGETS, "public": PUBLIC, "classes": 10, "planned": vote()}
     return run_pate(**{"progress": False, **given, **changed})
@@ -149,10 +155,7 @@ def test_teachers_and_student_may_be_networks_and_a_seed_repeats_them() -> None:
             torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10)
         )
 
-    few = plan_votes(
-        BUDGETS, "pate", settings=VoteSettings(teachers=20, threshold=5, check_noise=5, answer_noise=2)
-    )
-    one, other = (run(planned=few, network=network, seed=0) for _ in range(2))
+    one, other = (run(planned=few_teachers(), network=network, seed=0) for _ in range(2))
     assert [type(layer) for layer in one.student] == [type(layer) for layer in network()]
     for a, b in zip(one.student.parameters(), other.student.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -178,6 +181,91 @@ def test_networks_that_share_what_they_learn_are_refused(shares: str) -> None:
 
     with pytest.raises(PdpsgdError, match="makes a new network each time"):
         run(network=make)
+
+
+def linear(weight: torch.nn.Parameter) -> torch.nn.Module:
+    layer = torch.nn.Linear(FEATURES, 10)
+    layer.weight = weight
+    return layer
+
+
+def alternating() -> Any:
+    """Every other network has the layer that the first one had."""
+    first, made = torch.nn.Linear(FEATURES, 10), iter(range(10**6))
+    return lambda: first if next(made) % 2 == 0 else torch.nn.Linear(FEATURES, 10)
+
+
+def alternating_late() -> Any:
+    """As above, but not among the networks that are tried before anything is begun; laid out anew by training."""
+    first, made = torch.nn.Conv2d(1, 10, 8), iter(range(10**6))
+    return lambda: first if next(made) in (4, 7) else torch.nn.Conv2d(1, 10, 8)
+
+
+def of_one_memory() -> Any:
+    """New parameters each time, over the same memory, which nothing but the function holds in between."""
+    memory = torch.zeros(10, FEATURES)
+    return lambda: linear(torch.nn.Parameter(memory))
+
+
+def kept_beside() -> Any:
+    """A tensor that is no weight, written to by each network in turn."""
+
+    class Counting(torch.nn.Linear):
+        seen = torch.zeros(FEATURES)
+
+        def __init__(self) -> None:
+            super().__init__(FEATURES, 10)
+            self.own = self.seen
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.own.add_(inputs.detach().mean(0))
+            return super().forward(inputs + self.own)
+
+    return Counting
+
+
+@pytest.mark.parametrize("make", [alternating, alternating_late, of_one_memory, kept_beside])
+def test_networks_are_new_each_time_and_not_only_at_the_beginning(make: Any) -> None:
+    layer = make()
+    convolves = make is alternating_late
+
+    def network() -> torch.nn.Module:
+        shape = (1, 8, 8) if convolves else (FEATURES,)
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Unflatten(1, shape), layer(), torch.nn.Flatten()
+        )
+
+    with pytest.raises(PdpsgdError, match="makes a new network each time"):
+        run(network=network, planned=few_teachers())
+
+
+def test_a_student_is_no_part_of_a_teacher() -> None:
+    student = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(FEATURES, 10))
+    networks = iter([student])
+    with pytest.raises(PdpsgdError, match="makes a new network each time"):
+        run(
+            network=lambda: (
+                next(networks, None) or torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(FEATURES, 10))
+            ),
+            student=student,
+            planned=few_teachers(),
+        )
+
+
+def test_networks_may_share_what_nobody_writes_to() -> None:
+    constant = torch.full((FEATURES,), 0.5)
+
+    class Shifted(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(FEATURES, 10)
+            self.constant = constant
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs - self.constant)
+
+    found = run(network=lambda: torch.nn.Sequential(torch.nn.Flatten(), Shifted()), planned=few_teachers())
+    assert found.verdict.outcome == "holds for all"
 
 
 def test_networks_may_share_what_is_frozen() -> None:

@@ -17,12 +17,12 @@ from pdpsgd.engine.reservation import circumstances_of
 from pdpsgd.errors import check_positive, fail, warn
 from pdpsgd.models.networks import linear_model
 from pdpsgd.models.pretraining import start_at_zero
+from pdpsgd.pate.new_networks import NewNetworks
 from pdpsgd.pate.outlook import doubt_about_vote
 from pdpsgd.pate.plans import VotePlan, plan_votes
 from pdpsgd.pate.student import ask_about, spread_labels, train_student
 from pdpsgd.pate.teachers import (
     assign_people,
-    check_makes_new_networks,
     train_network_teachers,
     train_ridge_teachers,
     vote_counts,
@@ -100,8 +100,7 @@ def run_pate(
     """
     inputs, targets = data
     _check(inputs, targets, budgets, public, classes)
-    if network is not None:
-        _check_network(network, public, classes)
+    new = None if network is None else _checked_network(network, student, public, classes)
     if isinstance(planned, str):
         planned = plan_votes(budgets, planned)
     planned.plan.verify()
@@ -114,10 +113,10 @@ def run_pate(
     with _bars(progress) as bar, _seeded(seed):
         order = ask_about(public, min(planned.questions, len(public)), seed=seed or 0)
         told = bar("Teachers")
-        if network is None:
+        if new is None:
             labels = train_ridge_teachers(teachers, inputs, targets, public, classes=classes, progress=told)
         else:
-            labels = train_network_teachers(network, teachers, inputs, targets, public, progress=told)
+            labels = train_network_teachers(new, teachers, inputs, targets, public, progress=told)
         source = None if seed is None else RandomSource.from_seed(seed)
         answers = answer_queries(
             vote_counts(teachers, labels, classes=classes), planned, order, source=source
@@ -127,8 +126,8 @@ def run_pate(
                 f"Expected an answer to one of {answers.asked} questions at least. Got none: the teachers do not agree "
                 "well enough for this threshold. What the plan allows is spent all the same."
             )
-        if student is None and network is not None:
-            student = network()
+        if student is None and new is not None:
+            student = new()
         elif student is None:
             student = linear_model(public[0].numel(), classes)
             start_at_zero(student)
@@ -172,15 +171,20 @@ def _check(inputs: Tensor, targets: Tensor, budgets: Budgets, public: Tensor, cl
         fail(f"Expected targets of type int64 from 0 to {classes - 1}. Got others ({targets.dtype}).")
 
 
-def _check_network(network: Callable[[], nn.Module], public: Tensor, classes: int) -> None:
-    """Refuse a network that does not fit, or is the same each time, before anything is begun."""
-    check_makes_new_networks(network)
+def _checked_network(
+    network: Callable[[], nn.Module], student: nn.Module | None, public: Tensor, classes: int
+) -> NewNetworks:
+    """Refuse a network that does not fit, or is one that was there before, before anything is begun."""
+    new = NewNetworks(network)
+    if student is not None:
+        new.note(student)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        found = network().eval()(public[:1])
+        found = new.try_out().eval()(public[:1])
     if tuple(found.shape) != (1, classes):
         fail(
             f"Expected a network that gives {classes} numbers, one for each class. Got {tuple(found.shape)}."
         )
+    return new
 
 
 @contextmanager

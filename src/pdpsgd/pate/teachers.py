@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pdpsgd._typing import IntArray
 from pdpsgd.errors import check_positive, fail
+from pdpsgd.pate.new_networks import NewNetworks
 from pdpsgd.pate.plans import VotePlan
 
 NOTHING_LEARNED = 0
@@ -183,7 +184,7 @@ def train_network_teachers(
         The class that each teacher gives each public example: (teachers, examples). Sensitive.
     """
     settings = settings or NetworkTraining()
-    check_makes_new_networks(make)
+    new = make if isinstance(make, NewNetworks) else NewNetworks(make)
     found = np.full((len(teachers), len(public)), NOTHING_LEARNED, dtype=np.int64)
     first = int(torch.randint(2**62, ()))
     for number, teacher in enumerate(teachers):
@@ -192,32 +193,12 @@ def train_network_teachers(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(first + number)
             if bool(supplied.any()):
-                network = make()
+                network = new()
                 settings.train(network, rows[supplied], labels[supplied])
                 found[number] = _labels_of(network, public)
         if progress is not None:
             progress(number + 1, len(teachers))
     return found
-
-
-def check_makes_new_networks(make: Callable[[], nn.Module]) -> None:
-    """Refuse a function whose networks share what training moves: teachers would learn from each other's people."""
-    with torch.random.fork_rng(devices=[]):
-        first, second = make(), make()
-    shared = _moved_by_training(first) & _moved_by_training(second)
-    if first is second or shared:
-        fail(
-            "Expected a function that makes a new network each time, so that no teacher, nor the student, has what "
-            "another has learned. Got the same network, or shared weights, twice: build it inside, as in "
-            "network=lambda: Network(), not network=lambda: network."
-        )
-
-
-def _moved_by_training(network: nn.Module) -> set[int]:
-    """Return where the weights that are trained lie, and the statistics that layers keep."""
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    kept = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
-    return {tensor.data_ptr() for tensor in (*trained, *kept) if tensor.numel()}
 
 
 @torch.no_grad()
