@@ -94,6 +94,15 @@ def test_people_whom_earlier_runs_cost_more_than_they_allow_now_are_counted(made
     assert "more than 3 people now allow (up to" in reason.sentence
 
 
+def test_people_who_withdrew_after_being_used_are_counted(made: Plan) -> None:
+    found = verdict(made, withdrawn=2)
+    assert found.headline == "The promise holds for 98 of 100 people."
+    (reason,) = found.reasons
+    assert (reason.code, reason.people) == ("withdrawn", 2)
+    assert reason.sentence.startswith("2 people have withdrawn since earlier runs")
+    assert "1 person has withdrawn" in verdict(made, withdrawn=1).reasons[0].sentence
+
+
 def test_people_who_asked_for_no_protection_and_test_people_are_counted() -> None:
     budgets = Budgets([1.0] * 90 + [np.inf] * 10, allow_infinite=True)
     found = verdict(plan(budgets, steps=20, batch_size=10), without_promise=1)

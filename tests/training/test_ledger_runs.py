@@ -330,6 +330,22 @@ def test_who_lowered_below_what_was_spent_is_an_exception_and_not_used(ledger: L
     assert "p1" in result.plan.people_with_nothing_left()
 
 
+def test_who_withdrew_after_being_used_is_an_exception_and_not_used(ledger: Ledger) -> None:
+    """The headline was "holds for all" over people from whom earlier runs had taken what they no longer allow."""
+    ledger.enroll(LISTED)
+    ledger.consent(Budgets([0.0], ids=["p2"]))  # before any run: nothing was taken from p2
+    listed = Budgets(np.where(LISTED.ids == "p2", 0.0, LISTED.epsilon), ids=LISTED.ids)
+    first = fit(network(), DATA, listed, ledger=ledger, spend=0.5, **SETTINGS)
+    assert (first.verdict.outcome, first.verdict.reasons) == ("holds for all", ())
+    ledger.consent(Budgets([0.0], ids=["p1"]))
+    listed = Budgets(np.where(LISTED.ids == "p1", 0.0, listed.epsilon), ids=LISTED.ids)
+    result = fit(network(), DATA, listed, ledger=ledger, **SETTINGS)
+    assert result.verdict.outcome == "holds, except"
+    assert [(reason.code, reason.people) for reason in result.verdict.reasons] == [("withdrawn", 1)]
+    assert result.verdict.headline == f"The promise holds for {PEOPLE - 1} of {PEOPLE} people."
+    assert "p1" in result.plan.people_with_nothing_left()
+
+
 def test_a_ledger_knows_no_people_without_ids(ledger: Ledger) -> None:
     with pytest.raises(PdpsgdError, match="Expected people with ids"):
         fit(network(), DATA, Budgets([1.0] * PEOPLE), ledger=ledger, **SETTINGS)

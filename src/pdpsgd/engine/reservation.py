@@ -69,4 +69,5 @@ def circumstances_of(reservation: ReservedRun | None) -> dict[str, Any]:
     return {
         "in_ledger": reservation.ledger_id,
         "above_consent": reservation.statement.above_consent,
+        "withdrawn": reservation.statement.withdrawn,
     }

@@ -180,6 +180,7 @@ class ReservedRun:
             "attempt": self.attempt,
             "head": self._head,
             "above_consent": self.statement.above_consent,
+            "withdrawn": self.statement.withdrawn,
             "tiers": [asdict(tier) for tier in self.statement.tiers],
             "levels": [{"allows": list(each)} for each in self.allowed_by_level()],
         }

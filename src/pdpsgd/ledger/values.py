@@ -105,13 +105,15 @@ class TierShare:
 class Statement:
     """What one run takes of what its people allow over all runs, by tier; from consents and charges alone.
 
-    `above_consent` counts people from whom more was taken before than they allow now.
+    `above_consent` counts people from whom more was taken before than they allow now; `withdrawn` those who allow
+    nothing now, and were used before.
     """
 
     run: int
     name: str
     tiers: tuple[TierShare, ...]
     above_consent: int
+    withdrawn: int = 0
 
 
 @dataclass(frozen=True)

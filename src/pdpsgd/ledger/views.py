@@ -168,7 +168,8 @@ def read_statement(connection: Connection, run: int) -> Statement:
         mine.b / np.maximum(now.allowed.b, 1),
     ]
     unused = (mine.b == 0) & (mine.d == 0) & (mine.e == 0)
-    above = listed & ~now.allowed.covers(before) & (now.epsilon > 0)
+    above = listed & ~now.allowed.covers(before)
+    withdrawn = int((above & (now.epsilon == 0)).sum())
     pairs, place = _tiers_of(now.epsilon[listed], now.delta[listed])
     tiers = []
     for index, (epsilon, delta) in enumerate(pairs):
@@ -187,7 +188,7 @@ def read_statement(connection: Connection, run: int) -> Statement:
                 unused=int(unused[members].sum()),
             )
         )
-    return Statement(found.number, found.name, tuple(tiers), int(above.sum()))
+    return Statement(found.number, found.name, tuple(tiers), int(above.sum()) - withdrawn, withdrawn)
 
 
 def _kappas(connection: Connection) -> FloatArray:

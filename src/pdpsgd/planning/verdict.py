@@ -115,6 +115,7 @@ def verdict(
     unseen_code: Sequence[str] = (),
     without_promise: int = 0,
     above_consent: int = 0,
+    withdrawn: int = 0,
     assumed: Sequence[str] = (),
 ) -> Verdict:
     """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
@@ -137,6 +138,7 @@ def verdict(
         unseen_code: what the guards could not see through, one short description each.
         without_promise: people outside the plan whose records are used all the same, such as test people.
         above_consent: people of the ledger from whom more was taken before than they allow now.
+        withdrawn: people of the ledger who allow nothing any more, and whom earlier runs have used.
         assumed: what was taken for granted of this run in particular, in sentences.
 
     Returns:
@@ -164,7 +166,7 @@ def verdict(
         *_against_plan(plan, verified),
         *(Reason(code, sentence) for code, sentence in circumstances.items() if sentence),
     ]
-    exceptions = _exceptions(plan, without_promise, above_consent)
+    exceptions = _exceptions(plan, without_promise, above_consent, withdrawn)
     outcome = NOT_FOR_RELEASE if against else EXCEPT if exceptions else HOLDS
     return Verdict(outcome, plan.people + without_promise, (*against, *exceptions), tuple(assumed))
 
@@ -190,7 +192,7 @@ def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:
     return found
 
 
-def _exceptions(plan: Plan, without_promise: int, above_consent: int) -> list[Reason]:
+def _exceptions(plan: Plan, without_promise: int, above_consent: int, withdrawn: int) -> list[Reason]:
     """For whom the promise does not hold, and why."""
     over = [
         x for x in plan.levels if x.people and x.proven_epsilon is not None and x.proven_epsilon > x.epsilon
@@ -216,6 +218,13 @@ def _exceptions(plan: Plan, without_promise: int, above_consent: int) -> list[Re
         who = f"{_people(above_consent)} now {_allow(above_consent)}"
         sentence = f"Earlier runs have spent more than {who}; this run does not use them."
         found.append(Reason("above-budget", sentence, above_consent))
+    if withdrawn:
+        have = "has" if withdrawn == 1 else "have"
+        sentence = (
+            f"{_people(withdrawn)} {have} withdrawn since earlier runs: what those have spent stays spent; "
+            "this run does not use them."
+        )
+        found.append(Reason("withdrawn", sentence, withdrawn))
     if unlimited:
         found.append(
             Reason("no-protection-asked", f"{_people(unlimited)} asked for no protection.", unlimited)
