@@ -247,7 +247,8 @@ def test_lightning_s_checkpoints_are_for_evaluation_not_for_training_on(
     again: Any = make_private(Evaluated(), **options)
     with pytest.raises(PdpsgdError, match="neither the run's key nor its place in the plan"):
         trainer(max_epochs=2).fit(again, ckpt_path=tmp_path / "half.ckpt", weights_only=False)
-    trainer().test(again, loader, ckpt_path=tmp_path / "half.ckpt", verbose=False, weights_only=False)
+    fine = DataLoader(others(), batch_size=10)
+    trainer().test(again, fine, ckpt_path=tmp_path / "half.ckpt", verbose=False, weights_only=False)
     for one, other in zip(again.parameters(), module.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -369,12 +370,72 @@ def test_a_backward_of_its_own_is_refused(loader: Any, budgets: Budgets, made: P
 
 
 class Validated(Classifier):
-    def validation_step(self, batch: Any, index: int) -> None:
+    def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
         self.log("other people's loss", nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
 
     def val_dataloader(self) -> Any:
         inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(2))
         return DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=10)
+
+
+class Evaluating(Validated):
+    def test_step(self, batch: Any, index: int) -> None:
+        self.validation_step(batch, index)
+
+
+def others(people: int = 40) -> TensorDataset:
+    inputs = torch.randn(people, 4, generator=torch.Generator().manual_seed(7))
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+def copied(loader: Any) -> DataLoader[Any]:
+    """The same records, elsewhere in memory, in another order, and with others among them."""
+    mine = [part.flip(0)[:30] for part in loader.dataset.tensors]
+    both = (torch.cat(parts) for parts in zip(mine, others(20).tensors, strict=True))
+    return DataLoader(TensorDataset(*both), batch_size=10)
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("changed", [lambda loader: loader, copied])
+def test_people_to_validate_on_are_not_trained_on(
+    changed: Any, sanity: int, loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    module: Any = make_private(Evaluating(), data_loader=loader, plan=made, budgets=budgets)
+    with pytest.raises(PdpsgdError, match="Expected other people to validate on, who are not trained on"):
+        trainer(num_sanity_val_steps=sanity).fit(
+            module, val_dataloaders=[DataLoader(others(), batch_size=10), changed(loader)]
+        )
+    assert module.engine.steps_taken == 0
+
+
+def test_people_to_evaluate_on_before_and_after_a_run_are_not_trained_on(
+    loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    module: Any = make_private(Evaluating(), data_loader=loader, plan=made, budgets=budgets)
+    fine, used = DataLoader(others(), batch_size=10), trainer()
+    untrained = make_private(Evaluating(), data_loader=loader, plan=made, budgets=budgets)
+    with pytest.raises(PdpsgdError, match="Expected other people to test on"):
+        trainer().test(untrained, loader, verbose=False)
+    used.test(module, fine, verbose=False)
+    used.fit(module, val_dataloaders=fine)
+    used.validate(module, fine, verbose=False)
+    with pytest.raises(PdpsgdError, match="Expected other people to validate on"):
+        used.validate(module, copied(loader), verbose=False)
+    with pytest.raises(PdpsgdError, match="Expected other people to test on"):
+        used.test(module, {"mine": loader}, verbose=False)
+
+
+def test_nobody_is_validated_on_what_is_trained_on_by_an_option(
+    loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    with pytest.raises(PdpsgdError, match="Expected overfit_batches=0"):
+        fitted(Validated, loader, budgets, made, overfit_batches=2)
+
+
+def test_batches_come_from_the_plan_alone(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module: Any = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets)
+    with pytest.raises(PdpsgdError, match="Got a training loader beside it"):
+        trainer().fit(module, loader)
 
 
 def test_nothing_decides_by_what_training_step_logs(loader: Any, budgets: Budgets, made: Plan) -> None:

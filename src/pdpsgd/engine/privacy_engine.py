@@ -299,7 +299,7 @@ class PrivacyEngine:
         """Refuse a loss or module in which examples mix; returns whether the batch was enough to tell."""
         return self._run.first_batches.check(loss, inputs, targets)
 
-    def check_held_out(self, others: Any) -> None:
+    def check_held_out(self, others: Any, *, purpose: str = "to test on") -> None:
         """Refuse other people, to test on, whose records are trained on; to be called where no ids tell."""
         run = self._run
         records = run.records
@@ -307,6 +307,7 @@ class PrivacyEngine:
         check_held_out(
             records.tensors if isinstance(records, TensorRecords) else getattr(records, "dataset", None),
             others,
+            purpose=purpose,
             used=None if len(held[held >= 0]) == len(records) else held[held >= 0],
         )
 

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from pdpsgd.engine._torch import version
 from pdpsgd.engine.batches import tensors
+from pdpsgd.engine.checks.held_out import check_held_out
 from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.engine.checks.rows import SeenValues
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.integrations._lightning import evaluated_on
 from pdpsgd.integrations._torch import move_scheduler
 
 try:
@@ -100,6 +102,7 @@ def make_private(
     private: Any = module
     private.handed = HandedBatch()
     private.of_training = set()
+    private.other_people = []
     private.private_options = {"data_loader": data_loader, "plan": plan, "budgets": budgets, **options}
     return module
 
@@ -112,6 +115,8 @@ class PrivateTraining:
     handed: HandedBatch
     of_training: set[str]
     """Names of figures that `training_step` logs."""
+    other_people: list[Any]
+    """Loaders of people to validate and test on, who are known not to be trained on."""
 
     def configure_optimizers(self) -> Any:
         """Make the module's own optimizer private; a scheduler, if there is one, stays as it is."""
@@ -133,6 +138,38 @@ class PrivateTraining:
     def train_dataloader(self) -> Any:
         """Return the loader of the plan's steps."""
         return self._private_loader
+
+    def on_train_start(self) -> None:
+        """Refuse batches from elsewhere, and people to validate on who are trained on, before any step is taken."""
+        trainer = self.trainer  # type: ignore[attr-defined]
+        if trainer.train_dataloader is not self._private_loader:
+            fail(
+                "Expected trainer.fit(module) to take its batches from the plan. Got a training loader beside it (an "
+                "argument of trainer.fit, or a datamodule with train_dataloader): give the records to "
+                "make_private(data_loader=...) alone."
+            )
+        self._check_others(evaluated_on(trainer), "to validate on")
+        super().on_train_start()  # type: ignore[misc]
+
+    def on_validation_start(self) -> None:
+        """Refuse people to validate on who are trained on."""
+        self._check_others(evaluated_on(self.trainer), "to validate on")  # type: ignore[attr-defined]
+        super().on_validation_start()  # type: ignore[misc]
+
+    def on_test_start(self) -> None:
+        """Refuse people to test on who are trained on."""
+        self._check_others(evaluated_on(self.trainer), "to test on")  # type: ignore[attr-defined]
+        super().on_test_start()  # type: ignore[misc]
+
+    def _check_others(self, loaders: list[Any], purpose: str) -> None:
+        for loader in loaders:
+            if not any(loader is known for known in self.other_people):
+                engine = getattr(self, "engine", None)
+                if engine is not None:
+                    engine.check_held_out(loader, purpose=purpose)
+                else:
+                    check_held_out(self.private_options["data_loader"], loader, purpose=purpose)
+                self.other_people.append(loader)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Note what the last of the transferring hooks hands on."""
@@ -307,6 +344,11 @@ def _check_trainer(trainer: Any) -> None:
     """Refuse what would change gradients behind the mechanism's back."""
     if trainer.gradient_clip_val:
         fail(f"Expected no gradient_clip_val: the plan clips. Got {trainer.gradient_clip_val!r}.")
+    if trainer.overfit_batches:
+        fail(
+            "Expected overfit_batches=0: it validates on the batches that are trained on. Got "
+            f"{trainer.overfit_batches!r}."
+        )
     if trainer.accumulate_grad_batches != 1:
         fail(
             "Expected accumulate_grad_batches=1: a step is one batch. Got "
