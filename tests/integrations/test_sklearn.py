@@ -390,6 +390,49 @@ def test_a_transformed_target_holds_where_the_transformer_learns_nothing(
     assert (made.regressor_.verdict_.outcome == HOLDS) != learns
 
 
+@pytest.mark.parametrize("in_a_new_process", [False, True])
+def test_a_second_fit_of_an_estimator_that_was_pickled_says_what_it_assumes(
+    patients: dict[str, Any], in_a_new_process: bool
+) -> None:
+    """A new process knows of no fit: the second one on the same people said "holds for all", and nothing else."""
+    made = declared(patients, **UNSEEDED).fit(patients["X"], patients["y"], epsilon=2.0)
+    assert made.verdict_.assumed == ()
+    again = pickle.loads(pickle.dumps(made))
+    if in_a_new_process:
+        forget_fits()
+        again.fit(patients["X"], patients["y"], epsilon=2.0)
+        assert again.verdict_.outcome == HOLDS
+    else:
+        with pytest.warns(UserWarning, match="an earlier fit of this process"):
+            again.fit(patients["X"], patients["y"], epsilon=2.0)
+    (assumed,) = again.verdict_.assumed
+    assert assumed.startswith("It is assumed that the fit before, in another process")
+    assert assumed in again.verdict_.sentences
+
+
+@pytest.mark.parametrize("in_a_new_process", [False, True])
+@pytest.mark.parametrize("on_others", [False, True])
+def test_what_is_fitted_on_a_model_that_was_pickled_is_caught_or_said_to_be_assumed(
+    patients: dict[str, Any], on_others: bool, in_a_new_process: bool
+) -> None:
+    X, y = patients["X"], patients["y"]
+    made = declared(patients, **UNSEEDED).fit(X[:300], y[:300], epsilon=2.0)
+    again = pickle.loads(pickle.dumps(made))
+    if in_a_new_process:
+        forget_fits()
+    rows = slice(300, None) if on_others else slice(300)
+    calibrated = CalibratedClassifierCV(FrozenEstimator(again))
+    if in_a_new_process or on_others:
+        calibrated.fit(X[rows], y[rows])
+        (assumed,) = again.verdict_.assumed
+        assert "CalibratedClassifierCV was fitted on other people than the model" in assumed
+        assert (again.verdict_.outcome, made.verdict_.assumed) == (HOLDS, ())
+        return
+    with pytest.warns(UserWarning, match="CalibratedClassifierCV was fitted on what the model says"):
+        calibrated.fit(X[rows], y[rows])
+    assert reasons(again) == ["fitted-on-outputs"]
+
+
 def test_nothing_of_the_rows_is_pickled_with_an_estimator(patients: dict[str, Any]) -> None:
     made = declared(patients, **UNSEEDED).fit(patients["X"], patients["y"], epsilon=2.0)
     again = pickle.loads(pickle.dumps(made))

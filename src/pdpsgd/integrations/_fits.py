@@ -116,6 +116,12 @@ def counted(fit: Fit) -> Iterator[str | None]:
         raise
 
 
+def fits_so_far() -> list[Fit]:
+    """Return all fits of this process."""
+    with _LOCK:
+        return list(_FITS)
+
+
 def forget_fits() -> None:
     """Forget all fits, as a new process has none."""
     with _LOCK:

@@ -44,6 +44,7 @@ from pdpsgd.integrations._fits import (
     Fit,
     counted,
     digests_of,
+    fits_so_far,
     learning_from_outputs,
     was_trained_on,
 )
@@ -189,6 +190,7 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             max_grad_norm=chosen.max_grad_norm,
             accountant=self.accountant,
         )
+        fitted_elsewhere = hasattr(self, "verdict_") and self not in _FIT_OF
         now = Fit.of(rows, people, self.plan_)
         seed = None
         if self.random_state is not None:
@@ -213,6 +215,11 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
             )
         self.network_ = self.result_.model.eval()
         self.verdict_ = self.result_.verdict
+        if fitted_elsewhere:
+            self.verdict_ = self.verdict_.with_assumption(
+                "It is assumed that the fit before, in another process or of an estimator that this one is a copy of, "
+                "was on other people: where a fit is not known by its rows, nothing counts it."
+            )
         _FIT_OF[self] = now
 
     _share_of_rate = 1.0
@@ -279,15 +286,21 @@ class _Personalized(BaseEstimator):  # type: ignore[misc]
     def _check_what_asks(self, rows: Any) -> None:
         """Mark the model where something else is fitted on what it says of those whom it was trained on."""
         asking, trained = learning_from_outputs(), _FIT_OF.get(self)
-        if asking is None or trained is None or not self.verdict_.is_for_release:
+        if asking is None or not self.verdict_.is_for_release:
             return
-        if was_trained_on(digests_of(rows), trained):
+        digests = digests_of(rows)
+        if any(was_trained_on(digests, each) for each in (fits_so_far() if trained is None else [trained])):
             why = (
                 f"{asking} was fitted on what the model says of the people whom it was trained on, which no promise "
                 "covers."
             )
             warn(f"{why} The model is not for release with it: fit it on other people.")
             self.verdict_ = self.verdict_.with_reason("fitted-on-outputs", why)
+        elif trained is None:
+            self.verdict_ = self.verdict_.with_assumption(
+                f"It is assumed that {asking} was fitted on other people than the model: it was trained in another "
+                "process, or is a copy, and is not known by its rows."
+            )
 
     def _remedy(self, in_pipeline: bool) -> str:
         known = f"Declare them: feature_ranges=, categories=, {self._label_parameter}=."

@@ -85,6 +85,10 @@ class Verdict:
         """Return the verdict with one more reason against a release, which came up later."""
         return replace(self, outcome=NOT_FOR_RELEASE, reasons=(Reason(code, sentence), *self.reasons))
 
+    def with_assumption(self, sentence: str) -> Verdict:
+        """Return the verdict with one more thing that is taken for granted."""
+        return self if sentence in self.assumed else replace(self, assumed=(*self.assumed, sentence))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict for JSON files."""
         return {
