@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pdpsgd._typing import IdArray, IntArray
 from pdpsgd.engine.arguments import check_counts
+from pdpsgd.engine.checks.after_steps import AfterSteps
 from pdpsgd.engine.checks.attributes import PlainAttributes
 from pdpsgd.engine.checks.buffers import BufferWatch
 from pdpsgd.engine.checks.collation import check_collation, collation_is_unseen
@@ -194,6 +195,7 @@ def assemble(
     reservation: ReservedRun | None,
     observers: Sequence[StepObserver],
     watch_loop: bool,
+    watch_after_steps: bool,
     budgets: Budgets | None = None,
 ) -> Run:
     """Put the parts of a run together. Nothing is checked here: see `PrivacyEngine.make_private`."""
@@ -239,6 +241,7 @@ def assemble(
     if norms is not None and ranks.world_size > 1:
         fail("Expected one process, to keep norms. Got several: run without torchrun, or without keep_norms.")
     in_order = (
+        *([AfterSteps(module)] if watch_after_steps else []),
         fresh_models,
         Seeding(execution),
         *([EarlierTraining(module, optimizer, plan)] if ranks.first else []),
@@ -293,6 +296,7 @@ def assemble(
         spending=spending,
         norms=norms,
         budgets=budgets,
+        observers=everyone,
         assumed_here=() if settled.assumed is None else (settled.assumed,),
         options={**options.to_dict(), "secure": source.secure},
     )

@@ -170,7 +170,7 @@ class PhysicalBatch:
     starts[i + 1], and `clip_norms` are those of people; otherwise every row is a person. `people` are their places on
     the list, -1 for a placeholder that is nobody's. `examples` is what the loop gets. `when_stepped` has checks that
     are run, the last one first, when the loop calls `step()` for this batch, before anything is added to the
-    step's sum.
+    step's sum; `when_taken` what is run when that `step()` is through.
 
     Sensitive: who was sampled, and how many.
     """
@@ -185,6 +185,7 @@ class PhysicalBatch:
     seed: int | None = None  # of the first row, for whatever is random in reading the records; counted on
     examples: Batch = None
     when_stepped: list[Callable[[], None]] = field(default_factory=list)
+    when_taken: list[Callable[[], None]] = field(default_factory=list)
     added: bool = False
 
     @property

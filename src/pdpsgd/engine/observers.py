@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class StepObserver(Protocol):
     """A watcher of steps, given to `PrivacyEngine(observers=...)`; each method may refuse by raising an error.
 
-    A class that inherits from this one overrides what it needs. What observers see (who was sampled, sums
+    A class that inherits from this one overrides what it needs; one with an attribute `assumed`, sentences on what it
+    takes for granted, has them in the run's verdict. What observers see (who was sampled, sums
     without noise) is sensitive: publishing any of it ends the guarantee.
     """
 
@@ -43,9 +44,15 @@ class Observers:
 
     def __init__(self, execution: Execution, observers: Sequence[StepObserver]) -> None:
         self._execution = execution
+        self._all = list(observers)
         self._of_steps = [one for one in observers if _looks_at("step_begins", one)]
         self._of_batches = [one for one in observers if _looks_at("batch_yielded", one)]
         self._of_releases = [one for one in observers if _looks_at("step_releases", one)]
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What observers take for granted of the run, in sentences for its verdict."""
+        return tuple(sentence for each in self._all for sentence in getattr(each, "assumed", ()))
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Tell everybody of a batch, and of the step that it begins."""

@@ -133,6 +133,8 @@ class PrivateOptimizer(Optimizer):
             self.original.step()
             self.took_step = True
             self._taken.count()
+        for note in batch.when_taken:
+            note()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

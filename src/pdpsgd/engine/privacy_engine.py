@@ -77,11 +77,19 @@ class PrivacyEngine:
         observers: Whoever else watches the run's steps; each may refuse (see `StepObserver`).
         watch_loop: Whether to look at what the loop does with the first batches. False is for loops that do
             nothing between loader and model, and whose loss is checked elsewhere.
+        watch_after_steps: Whether the verdict says what else writes to the model; by default where the loop is watched.
     """
 
-    def __init__(self, *, observers: Sequence[StepObserver] = (), watch_loop: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        observers: Sequence[StepObserver] = (),
+        watch_loop: bool = True,
+        watch_after_steps: bool | None = None,
+    ) -> None:
         self._observers = tuple(observers)
         self._watch_loop = watch_loop
+        self._watch_after_steps = watch_loop if watch_after_steps is None else watch_after_steps
         self._made: Run | None = None
 
     def make_private(
@@ -204,6 +212,7 @@ class PrivacyEngine:
             reservation=reservation,
             observers=self._observers,
             watch_loop=self._watch_loop,
+            watch_after_steps=self._watch_after_steps,
             budgets=budgets,
         )
         return module, run.optimizer, run.loader

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.loader import PrivateLoader
     from pdpsgd.engine.many_records import ManyRecords
     from pdpsgd.engine.norms import NormKeeper
+    from pdpsgd.engine.observers import Observers
     from pdpsgd.engine.optimizer import PrivateOptimizer
     from pdpsgd.engine.records import Records
     from pdpsgd.engine.spending import SpendingFilter
@@ -49,6 +50,7 @@ class Run:
     journal: JournalKeeper
     first_batches: FirstBatches
     attributes: PlainAttributes
+    observers: Observers
     reservation: ReservedRun | None
     many_records: ManyRecords | None = None
     spending: SpendingFilter | None = None
@@ -78,7 +80,8 @@ class Run:
     @property
     def assumed(self) -> tuple[str, ...]:
         """What is assumed of the model, now or before an interruption."""
-        return tuple(dict.fromkeys([*(self.before.get("assumed") or ()), *self.assumed_here]))
+        before = self.before.get("assumed") or ()
+        return tuple(dict.fromkeys([*before, *self.assumed_here, *self.observers.assumed]))
 
     @property
     def test_double(self) -> bool:

@@ -124,7 +124,9 @@ class PrivateTraining:
         self._check_is_new()
         configured = super().configure_optimizers()  # type: ignore[misc]
         optimizer, scheduler = _one_optimizer(configured)
-        self.engine = PrivacyEngine(observers=[TrainingStepProbe(self)], watch_loop=False)
+        self.engine = PrivacyEngine(
+            observers=[TrainingStepProbe(self)], watch_loop=False, watch_after_steps=True
+        )
         _, private, self._private_loader = self.engine.make_private(
             module=self,  # type: ignore[arg-type]
             optimizer=optimizer,
