@@ -1,4 +1,4 @@
-"""What writes to the model after a step is named in the verdict, as something that is assumed not to look at the data."""
+"""What writes to the model after a step is named in the verdict: it is assumed not to look at the data."""
 
 from __future__ import annotations
 
@@ -56,10 +56,8 @@ def assumed(run):
 def test_what_writes_after_a_step_is_named_in_the_verdict(private, write, at, limit):
     """A copy of a batch in a buffer, or in a weight, was released, and the verdict held without a word."""
     run = private(module=WithBuffer(), max_physical_batch_size=limit)
-    batches = 0
-    for inputs, targets in run.loader:
+    for batches, (inputs, targets) in enumerate(run.loader, 1):
         run.step(inputs, targets)
-        batches += 1
         is_last = not run.engine.steps_left and run.optimizer.took_step
         if len(inputs) and (batches == at or (at < 0 and is_last)):
             write(run.module, inputs)
