@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+
+from pdpsgd.training.start import find_start
 
 
 @pytest.fixture
@@ -105,3 +108,38 @@ def test_images_are_scored_by_file(run, tmp_path):
     expected = next(row for row in scored.iter_rows() if row[0] == "3.png")
     assert one[:2] == expected[:2]
     assert one[2:] == pytest.approx(expected[2:], rel=1e-4)  # in float32, among four and alone
+
+
+NOTE = "Neither the model nor its answers are for release."
+
+
+def test_what_speaks_against_a_model_is_said_wherever_its_files_were_copied(run, people):
+    draft = ["data", "schema", people, "--label", "income", "--id-column", "person", "-o", "schema.toml"]
+    assert run(*draft).exit_code == 0
+    text = Path("schema.toml").read_text()
+    Path("schema.toml").write_text(text.replace("confirmed = false", "confirmed = true"))
+    train = [
+        "train",
+        people,
+        "--schema",
+        "schema.toml",
+        "--steps",
+        3,
+        "--batch-size",
+        20,
+        "--no-report",
+        "--quiet",
+    ]
+    for name, more in {"seeded": ["--seed", 3], "sound": []}.items():
+        assert run(*train, "--run-folder", name, *more).exit_code == 0
+        shutil.copytree(f"{name}/public", f"copy-{name}")
+        shutil.copy(f"{name}/public/model.safetensors", f"{name}.safetensors")
+    shutil.copytree("sound", "mixed")  # with another run's weights
+    shutil.copy("seeded.safetensors", "mixed/public/model.safetensors")
+    for place in ("seeded", "copy-seeded", "seeded.safetensors", "mixed"):
+        said = run("predict", place, people, "-o", "out.csv").output
+        assert f"{NOTE} Samples and noise come from a seed" in said, place
+        assert "Samples and noise come from a seed" in str(find_start(place).not_for_release), place
+    for place in ("sound", "copy-sound", "sound.safetensors"):
+        assert "release" not in run("predict", place, people, "-o", "out.csv").output, place
+        assert find_start(place).not_for_release is None, place

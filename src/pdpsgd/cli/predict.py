@@ -130,10 +130,9 @@ def _notes(run: Path, loaded: Any) -> list[str]:
     from pdpsgd.training.run_folder import RunFolder
 
     folder = RunFolder(run)
-    if run.is_dir() and folder.finished:
-        note = folder.read_result().get("release_note")
-        if note is None:
-            return []
-        why = str(note).removesuffix(": not for release")
-        return [f"Neither the model nor its answers are for release. {why[:1].upper()}{why[1:]}."]
-    return [] if loaded.description.confirmed else ["The model is not for release."]
+    of_run = folder.read_result().get("release_note") if run.is_dir() and folder.finished else None
+    note = of_run or loaded.description.not_for_release  # which stays with weights that were copied
+    if note is None:
+        return [] if loaded.description.confirmed else ["The model is not for release."]
+    why = str(note).removesuffix(": not for release").removesuffix(".")
+    return [f"Neither the model nor its answers are for release. {why[:1].upper()}{why[1:]}."]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +198,7 @@ def model_files(path: Path) -> tuple[Path, ModelDescription, str]:
         text = next((each for each in texts if each.exists()), None)
         if text is not None:
             content, place = read_text(text, "a model's description (JSON)"), str(text)
-            return weights, ModelDescription.from_json(content, place=place), place
+            return weights, _as_weights_say(ModelDescription.from_json(content, place=place), weights), place
         path = weights
     if path.suffix != ".safetensors":
         fail(f"Expected a run folder, or a model.safetensors file. Got {str(path)!r}.")
@@ -215,6 +215,15 @@ def model_files(path: Path) -> tuple[Path, ModelDescription, str]:
     return path, description, place
 
 
+def _as_weights_say(description: ModelDescription, weights: Path) -> ModelDescription:
+    """Keep what the weights say against their release, whatever the file that lies beside them."""
+    stored = model_metadata(weights).get("pdpsgd")
+    if stored is None or description.not_for_release is not None:
+        return description
+    known = ModelDescription.from_json(stored, place=f"the metadata of {weights}")
+    return replace(description, not_for_release=known.not_for_release)
+
+
 def model_metadata(path: Path) -> Mapping[str, str]:
     """Read what a safetensors file says beside its weights."""
     from safetensors import SafetensorError, safe_open
@@ -227,8 +236,6 @@ def model_metadata(path: Path) -> Mapping[str, str]:
 
 
 def _network(description: ModelDescription, name: str | None, place: str) -> nn.Module:
-    from dataclasses import replace
-
     if description.encoder is not None and "finetune" in description.encoder and name is None:
         return load_adapted(description.encoder, description.network.outputs)
     known = description.network if name is None else replace(description.network, layers=None, name=name)

@@ -120,7 +120,7 @@ def find_start(path: str | os.PathLike[str]) -> Start:
         **({} if earlier is None else {"started_from": earlier}),
     }
     unfit = str(verdict.get("text")) if verdict.get("outcome") in (None, NOT_FOR_RELEASE) else None
-    return Start(weights, description, lineage, unfit)
+    return Start(weights, description, lineage, unfit or description.not_for_release)
 
 
 def _folder_of(place: Path, weights: Path) -> RunFolder | None:
