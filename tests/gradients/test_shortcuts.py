@@ -149,3 +149,35 @@ def test_hooks_on_all_modules_see_all_modules() -> None:
         hook.remove()
     assert {nn.Conv2d, nn.ReLU, nn.MaxPool2d} <= set(seen)
     clipped.remove()
+
+
+class Overwriting(nn.Module):
+    """Overwrites what a layer gives, all of it or a part."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 5)
+        self.whole = whole
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.second(torch.tanh(self.first(inputs)))
+        if self.whole:
+            hidden += 1
+            return hidden.relu_()
+        hidden[:, 0] *= 2
+        return hidden
+
+
+ON_SEQUENCES = {
+    "sequence": lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
+    "in place": lambda: nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5), nn.ReLU(inplace=True)),
+    "without bias": lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5, bias=False), nn.Tanh()),
+    "whole": lambda: Overwriting(whole=True),
+    "part": lambda: Overwriting(whole=False),
+}
+
+
+@pytest.mark.parametrize("name", ON_SEQUENCES)
+def test_what_overwrites_a_layers_outputs_leaves_its_gradient(name: str, oracle: Any) -> None:
+    """On sequences, a linear layer's outputs are a view, and what overwrites a view takes its hooks away."""
+    oracle.check(ON_SEQUENCES[name]().double(), torch.randn(4, 6, 3, dtype=torch.float64))

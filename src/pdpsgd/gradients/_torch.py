@@ -59,6 +59,7 @@ __all__ = [
     "without_dispatch_modes",
     "without_hooks",
     "without_view",
+    "without_view_in_graph",
 ]
 
 # The base classes, lazily initialized kinds included.
@@ -91,6 +92,14 @@ def version_of(tensor: Tensor) -> int:
 def without_view(tensor: Tensor) -> Tensor:
     """Return the tensor as one of its own where autograd takes it for a part of another (layers with 3-D inputs)."""
     return tensor.data if tensor._is_view() else tensor
+
+
+def without_view_in_graph(tensor: Tensor) -> Tensor:
+    """Return the same for a tensor that autograd has computed: the graph goes on through it."""
+    if not tensor._is_view():
+        return tensor
+    own: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
+    return own
 
 
 # Modes -------------------------------------------------------------------------------------------------------------

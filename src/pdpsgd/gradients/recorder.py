@@ -17,6 +17,7 @@ from pdpsgd.gradients._torch import (
     pytree,
     version_of,
     without_view,
+    without_view_in_graph,
 )
 from pdpsgd.gradients.per_example import PerExample
 from pdpsgd.gradients.survey import Survey
@@ -256,6 +257,8 @@ class Site:
         """
         receive = Use(self, inputs, gradients, check).receive
         if outputs.requires_grad:
+            # What overwrites a view (an activation in place) takes it out of the graph, and a hook with it.
+            outputs = without_view_in_graph(outputs)
             outputs.register_hook(receive)  # type: ignore[no-untyped-call]
             return outputs
         # The first layer: nothing before it needs a gradient, so autograd has to be told that this does. Its output may
