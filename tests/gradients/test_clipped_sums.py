@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.layers import Layers
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.weights import clip_limits, clip_weights, weigh
 
@@ -445,3 +446,60 @@ def test_recording_sees_layers_whose_input_needs_a_gradient() -> None:
     for parameter in model.parameters():
         assert found[0][parameter].abs().max() > 0
         assert torch.equal(found[0][parameter], found[1][parameter])
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "table"])
+def test_clipping_in_one_call_gives_the_bits_of_the_steps_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native.library() is None:
+        pytest.skip("no compiled code")
+    torch.manual_seed(0)
+    build, shape = ARCHITECTURES.get(
+        name, (lambda: nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 2)), (3, 4))
+    )
+    module = build()
+    inputs = torch.randint(9, shape) if name == "table" else torch.randn(shape)
+    at_once, found = Layers.add_clipped, []
+    done: list[bool] = []
+
+    def noting(*args: Any) -> bool:
+        done.append(at_once(*args))
+        return done[-1]
+
+    for add in (noting, lambda *_: False):
+        monkeypatch.setattr(Layers, "add_clipped", add)
+        clipped = ClippedGradients(module)
+        module(inputs).square().sum().backward()
+        clipped.clipped_sum(torch.tensor([0.5, 2.0, 0.0]), largest_clip_norm=2.0, loss_reduction="sum")
+        found.append([total.clone() for total in clipped.flat_sums])
+        clipped.remove()
+    assert all(map(torch.equal, *found))
+    assert done == [True]
+
+
+@pytest.mark.parametrize("wrong", ["gradient", "clipping norm"])
+def test_clipping_in_one_call_adds_nothing_where_something_is_wrong(wrong: str) -> None:
+    module = nn.Linear(3, 2)
+    clipped = ClippedGradients(module)
+    outputs = module(torch.ones(2, 3))
+    (outputs * torch.tensor([[torch.nan if wrong == "gradient" else 1.0], [1.0]])).sum().backward()
+    norms = torch.tensor([1.0, 2.0])
+    if wrong == "gradient":
+        assert clipped.clipped_sum(norms, largest_clip_norm=2.0, loss_reduction="sum") == 1
+        assert torch.cat(clipped.flat_sums).norm() <= 2
+    else:
+        with pytest.raises(PdpsgdError, match=r"largest_clip_norm = 1\.5\. Got 2\.0"):
+            clipped.clipped_sum(norms, largest_clip_norm=1.5, loss_reduction="sum")
+        assert not torch.cat(clipped.flat_sums).any()
+
+
+@pytest.mark.parametrize("largest", [None, 1.0])  # step by step, and at once
+def test_a_parameter_that_has_grown_is_refused_and_not_written_beyond_its_sum(largest: float | None) -> None:
+    module = nn.Linear(3, 2)
+    clipped = ClippedGradients(module)
+    module.weight.data, module.bias.data = torch.randn(4, 3), torch.randn(4)
+    module(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(PdpsgdError, match=r"as they were in the forward pass.* \(4, 3\), not \(2, 3\)"):
+        clipped.clipped_sum(torch.ones(2), largest_clip_norm=largest, loss_reduction="sum")
+    assert not torch.cat(clipped.flat_sums).any()

@@ -509,7 +509,7 @@ def test_a_kernel_is_never_unfolded_whole() -> None:
     module = nn.Conv2d(3, 6, 5).double()
     clipped = ClippedGradients(module)
     module(images(2, 3, 32, 32)).sum().backward()
-    gradients = clipped._gradients("sum", 2)
+    gradients = dict(clipped._gradients("sum", 2))
     assert isinstance(gradients[module.weight], Kernels)
 
 

@@ -20,7 +20,9 @@ from pdpsgd.gradients._torch import full_precision
 from pdpsgd.gradients.groups import Groups
 from pdpsgd.gradients.instrument import instrument
 from pdpsgd.gradients.layers import Layers
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import PerExample, accurate, summed
+from pdpsgd.gradients.recorder import Call
 from pdpsgd.gradients.views import over_views
 from pdpsgd.gradients.weights import charged_norms, checked_largest, weigh
 
@@ -48,6 +50,10 @@ class ClippedGradients:
         devices = dict.fromkeys(parameter.device for parameter in trained)
         self.flat_sums = [_flat_sums(trained, device, self.sums) for device in devices]
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        # By identity: a tensor's own hash is slow.
+        self._totals = {id(parameter): total for parameter, total in self.sums.items()}
+        places = ((key, native.place_of_total(total)) for key, total in self._totals.items())
+        self._places = {key: place for key, place in places if place is not None}
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._untracked: list[nn.Parameter] = []
         self._incomplete = False  # an error came while a batch was being added
@@ -167,7 +173,8 @@ class ClippedGradients:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
         size = self.recorded_batch_size or 0
         with full_precision():
-            norms = Layers(self._gradients(loss_reduction, size), self.sums).squared_norms().sqrt_()
+            layers = Layers(self._gradients(loss_reduction, size), self._totals, size)
+            norms = layers.squared_norms().sqrt_()
         return norms * (size if loss_reduction == "mean" else 1)
 
     @torch.no_grad()
@@ -176,7 +183,7 @@ class ClippedGradients:
         size = self.recorded_batch_size or 0
         scale = size if loss_reduction == "mean" else 1
         with full_precision():
-            gradients = self._gradients(loss_reduction, size)
+            gradients = dict(self._gradients(loss_reduction, size))
             return {
                 parameter: gradients[parameter].materialize(0, size) * scale
                 if parameter in gradients
@@ -232,16 +239,24 @@ class ClippedGradients:
         groups: Groups | None,
         note: Callable[[Tensor], None] | None,
     ) -> int:
-        size = clip_norms.shape[0] * views if groups is None else int(groups.starts[-1])
-        gradients = self._gradients(loss_reduction, size)
-        if clip_norms.shape[0] == 0:
+        examples = clip_norms.shape[0]
+        size = examples * views if groups is None else int(groups.starts[-1])
+        calls = self._checked_calls(loss_reduction, size)
+        if examples == 0:
             return 0
         # What was recorded of a row, times this, is its own gradient. A person's is the mean over the person's rows.
         scale = size if loss_reduction == "mean" else 1.0
-        if groups is None and views > 1:
+        if groups is None:
             scale /= views
-            gradients = {parameter: over_views(part, views) for parameter, part in gradients.items()}
-        layers = Layers(gradients, self.sums, groups)
+        if largest_clip_norm is not None and note is None and groups is None:
+            layers = self._layers_at_once(calls, examples, views)
+            others = layers.squares_of_others()
+            self._incomplete = True
+            added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
+            self._incomplete = False
+            if added:
+                return 0
+        layers = self._layers(calls, examples, views, groups)
         squares = layers.squared_norms()
         largest = checked_largest(clip_norms, largest_clip_norm)
         found = weigh(squares, clip_norms, largest, scale, None if groups is None else groups.starts)
@@ -254,8 +269,30 @@ class ClippedGradients:
         self._incomplete = False
         return found.non_finite
 
-    def _gradients(self, loss_reduction: str, size: int) -> dict[nn.Parameter, PerExample]:
-        """Return the per-example gradients of each parameter, after checking the recorded pass."""
+    def _layers_at_once(self, calls: list[Call], examples: int, views: int) -> Layers:
+        """Return what can clip in one call of compiled code, and do nothing else; if not, it tells."""
+        if views == 1:
+            at_once = native.AtOnce(self._places)
+            gradients = _found_in([call for call in calls if not call.is_found_in_place(at_once)])
+            used = {*at_once.parameters, *(id(parameter) for parameter, _ in gradients)}
+            if len(used) == len(at_once.parameters) + len(gradients):
+                return Layers(gradients, self._totals, examples, at_once=at_once)
+            # Several uses of a parameter are added up before norms are taken.
+        return self._layers(calls, examples, views, None)
+
+    def _layers(self, calls: list[Call], examples: int, views: int, groups: Groups | None) -> Layers:
+        gradients = _found_in(calls)
+        if groups is None and views > 1:
+            gradients = [(parameter, over_views(part, views)) for parameter, part in gradients]
+        return Layers(gradients, self._totals, examples, groups)
+
+    def _gradients(self, loss_reduction: str, size: int) -> list[tuple[Tensor, PerExample]]:
+        """Return each parameter and its per-example gradients, after checking the recorded pass."""
+        calls = self._checked_calls(loss_reduction, size)
+        return _found_in(calls) if size else []
+
+    def _checked_calls(self, loss_reduction: str, size: int) -> list[Call]:
+        """Return the calls of the recorded pass."""
         check_one_of(("mean", "sum"), loss_reduction=loss_reduction)
         calls = self._recorder.calls
         if not calls:
@@ -263,19 +300,15 @@ class ClippedGradients:
                 "Expected loss.backward() before the gradients are collected. Got no backward pass in training mode."
             )
         self._check_nothing_untracked()
-        uses: dict[nn.Parameter, list[PerExample]] = {}
         for call in calls:
             call.check_unchanged()
-            if call.shape[:1] != (size,):
+            if not call.shape or call.shape[0] != size:
                 fail(
                     f"Expected the first dimension to be the batch of {size} examples in every layer. Got output of "
                     f"shape {tuple(call.shape)} from {call.site.name}. Something all examples "
                     "share, such as positions, needs a first dimension of 1 (positions[None]), or one row per example."
                 )
-            if size:
-                for parameter, gradient in call.found():
-                    uses.setdefault(parameter, []).append(gradient)  # type: ignore[arg-type]
-        return {parameter: summed(parts) for parameter, parts in uses.items()}
+        return calls
 
     def _check_nothing_untracked(self) -> None:
         if self._untracked:
@@ -315,6 +348,18 @@ def leaves_of_graph(loss: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting += [following for following, _ in node.next_functions]
+
+
+def _found_in(calls: list[Call]) -> list[tuple[Tensor, PerExample]]:
+    """Return the parameters of these calls, each once, with the gradients of all its uses."""
+    found = [pair for call in calls for pair in call.found()]
+    uses: dict[int, list[PerExample]] = {}
+    for parameter, part in found:
+        uses.setdefault(id(parameter), []).append(part)
+    if len(uses) == len(found):
+        return found
+    parameters = {id(parameter): parameter for parameter, _ in found}
+    return [(parameters[key], summed(parts)) for key, parts in uses.items()]
 
 
 def _flat_sums(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.lookups import Passed, TableGradients
 from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.native.dispatch import AtOnce
 from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample
 from pdpsgd.gradients.sums import SMALLEST_FACTOR
-from pdpsgd.gradients.weights import Weighed
+from pdpsgd.gradients.weights import ROUNDED, Weighed, figures_of
 
 
 class Layers:
@@ -30,40 +31,45 @@ class Layers:
 
     def __init__(
         self,
-        gradients: Mapping[nn.Parameter, PerExample],
-        sums: Mapping[nn.Parameter, Tensor],
+        gradients: Sequence[tuple[Tensor, PerExample]],
+        totals: Mapping[int, Tensor],
+        examples: int,
         groups: Groups | None = None,
+        at_once: AtOnce | None = None,
     ) -> None:
-        self._gradients, self._sums, self._groups = gradients, sums, groups
+        """Each parameter comes once; `totals` are by the identity of parameters.
+
+        With `at_once`, which has further ones, there is `add_clipped` and nothing else.
+        """
+        self._gradients, self._totals, self._groups = gradients, totals, groups
+        self._examples = examples  # or people, if there are groups
         self._others: list[tuple[PerExample, Tensor]] = []
         self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
         parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
         tables: list[tuple[Passed, Tensor]] = []
-        for parameter, whole in gradients.items():
-            gradient, total = whole, sums[parameter]
-            if isinstance(whole, PartOfRows):
-                gradient, total = whole.part, total[whole.rows]
-            if isinstance(gradient, Materialized) and native.has_layer(total, gradient.values):
+        for parameter, whole in gradients:
+            gradient, total = whole, totals[id(parameter)]
+            if whole.shape != total.shape:  # compiled code would write to what follows in memory
+                raise RuntimeError(f"a gradient of shape {tuple(whole.shape)}, not {tuple(total.shape)}")
+            # By the very type: to ask an abstract class takes longer than all else here.
+            if type(gradient) is PartOfRows:
+                gradient, total = gradient.part, total[gradient.rows]
+            kind = type(gradient)
+            if kind is Materialized and native.has_layer(total, gradient.values):
                 parts.append((gradient.values, None, total))
-            elif isinstance(gradient, OuterProducts) and self._is_together(gradient, total):
+            elif kind is OuterProducts and self._is_together(gradient, total):
                 if gradient.arrange is not None:
                     matrix = total.new_zeros(gradient.matrix)
                     self._arranged.append((gradient.arrange, matrix, total))
                     total = matrix
                 parts.append((*gradient.factors, total))
-            elif (
-                isinstance(gradient, TableGradients)
-                and groups is None
-                and native.has_table(total, *gradient.passed)
-            ):
+            elif kind is TableGradients and groups is None and native.has_table(total, *gradient.passed):
                 tables.append((gradient.passed, total))
             else:
                 self._others.append((gradient if groups is None else over_people(gradient, groups), total))
-        size = next((gradient.batch_size for gradient in gradients.values()), 0)
-        if groups is not None:
-            size = groups.people
         rows = (None, None) if groups is None else (groups.starts, groups.whose)
-        self._together = native.layers(parts, tables, size, *rows) if parts or tables else None
+        there_are = parts or tables or (at_once is not None and at_once.fields)
+        self._together = native.layers(parts, tables, examples, *rows, at_once) if there_are else None
 
     def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
         at_once = gradient.positions == 1 or (gradient.by_gram and self._groups is None)
@@ -71,8 +77,7 @@ class Layers:
 
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each example's, or person's, gradients, in float64."""
-        squares = [gradient.squared_norms() for gradient, _ in self._others]
-        total = torch.stack(squares).sum(0, dtype=torch.float64) if squares else None
+        total = self.squares_of_others()
         if self._together is not None:
             found = self._together.squares(SMALLEST_FACTOR**2)
             total = found if total is None else total.add_(found)
@@ -81,18 +86,56 @@ class Layers:
 
     def add_weighted_sums(self, found: Weighed) -> None:
         """Add the sums over the examples of weight times gradient; after `squared_norms`."""
-        for gradient, total in self._others:
-            exact = self._groups is not None or gradient.dtype == torch.float64
-            gradient.add_weighted_sum(found.scaled if exact else found.narrow, total)
+        self._add_others(found.scaled, found.narrow)
         if self._together is not None:
             self._together.add(found.narrow, found.scaled)
+        self._add_arranged()
+
+    def squares_of_others(self) -> Tensor | None:
+        """Return the squared norms of what compiled code does not take at once; None if there is nothing else."""
+        if not self._others:
+            return None
+        squares = [gradient.squared_norms() for gradient, _ in self._others]
+        return torch.stack(squares).sum(0, dtype=torch.float64)
+
+    def add_clipped(
+        self, clip_norms: Tensor, largest_clip_norm: float, scale: float, others: Tensor | None
+    ) -> bool:
+        """Do all that clips at once, where compiled code can: norms, weights and weighted sums.
+
+        `others` are `squares_of_others()`. Tells whether it was done. If not, nothing was added, and it has to be done
+        step by step: somebody's norm is not finite, say. Done so, sums are the same to the bit.
+        """
+        if self._together is None or self._groups is not None or not native.has_clip_norms(clip_norms):
+            return False
+        if others is not None and not native.has_squares(others):
+            return False
+        weights = self._together.add_clipped(
+            clip_norms,
+            figures_of(scale, largest_clip_norm),
+            smallest=SMALLEST_FACTOR**2,
+            largest=largest_clip_norm * ROUNDED,
+            others=others,
+        )
+        if weights is None:
+            return False
+        self._add_others(*weights)
+        self._add_arranged()
+        return True
+
+    def _add_others(self, scaled: Tensor, narrow: Tensor) -> None:
+        for gradient, total in self._others:
+            exact = self._groups is not None or gradient.dtype == torch.float64
+            gradient.add_weighted_sum(scaled if exact else narrow, total)
+
+    def _add_arranged(self) -> None:
         for arrange, matrix, total in self._arranged:
             total += arrange(matrix[None])[0]
 
     def zeroed(self, examples: Tensor) -> Layers:
         """Return the same with the gradients of these examples, or people, (a boolean mask) zero."""
         rows = examples if self._groups is None else examples[self._groups.owner]
-        zeroed = {parameter: gradient.zeroed(rows) for parameter, gradient in self._gradients.items()}
-        layers = Layers(zeroed, self._sums, self._groups)
+        zeroed = [(parameter, gradient.zeroed(rows)) for parameter, gradient in self._gradients]
+        layers = Layers(zeroed, self._totals, self._examples, self._groups)
         layers.squared_norms()
         return layers

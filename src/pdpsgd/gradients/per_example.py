@@ -156,8 +156,9 @@ class OuterProducts(PerExample):
         """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view."""
         self.factors = accurate(left), accurate(right)
         self.dtype = self.factors[0].dtype
-        self.batch_size, self.positions = left.shape[0], 1 if left.dim() == 2 else left.shape[1]
-        self.matrix = (left.shape[-1], right.shape[-1])
+        self.batch_size, *between, rows = left.shape
+        self.positions = between[0] if between else 1
+        self.matrix = rows, right.shape[-1]
         self.shape = shape or torch.Size(self.matrix)
         self.workspace = workspace or Workspace()
         self.arrange = arrange

@@ -19,12 +19,15 @@ from pdpsgd.gradients._torch import (
     without_view,
     without_view_in_graph,
 )
+from pdpsgd.gradients.native.dispatch import AtOnce
 from pdpsgd.gradients.per_example import PerExample
 from pdpsgd.gradients.survey import Survey
 from pdpsgd.gradients.workspace import Workspace
 
 # From the gradient of a layer's output to each parameter's per-example gradients.
 Gradients = Callable[[Tensor], Iterable[tuple[Tensor, PerExample]]]
+# Tells compiled code where it can read the same, and whether it can: then there need be no such objects.
+InPlace = Callable[[Tensor, AtOnce], bool]
 
 
 # What layers with fewer numbers, inputs and outputs together, leave behind is kept until the step as it is.
@@ -34,12 +37,17 @@ LARGE = 1 << 16
 class Use:
     """A call of a layer that waits for its output's gradient."""
 
-    __slots__ = ("_check", "_gradients", "_inputs", "_site", "_version")
+    __slots__ = ("_check", "_gradients", "_in_place", "_inputs", "_site", "_version")
 
     def __init__(
-        self, site: Site, inputs: Tensor, gradients: Gradients, check: Callable[[], None] | None
+        self,
+        site: Site,
+        inputs: Tensor,
+        gradients: Gradients,
+        check: Callable[[], None] | None,
+        in_place: InPlace | None,
     ) -> None:
-        self._site, self._check = site, check
+        self._site, self._check, self._in_place = site, check, in_place
         self._inputs: Tensor | None = inputs
         self._gradients: Gradients | None = gradients
         self._version = version_of(inputs)
@@ -51,9 +59,11 @@ class Use:
                 "Expected one backward pass for each forward pass. Got another one through the same graph. Compute the "
                 "loss again, or write loss.backward(retain_graph=True) the first time."
             )
-        call = Call(self._site, self._inputs, self._version, self._gradients, self._check, gradient)
+        call = Call(
+            self._site, self._inputs, self._version, self._gradients, self._check, self._in_place, gradient
+        )
         if not keeps_graph():
-            self._inputs = self._gradients = None
+            self._inputs = self._gradients = self._in_place = None
         self._site.recorder.receive(call)
 
 
@@ -68,6 +78,7 @@ class Call:
         "_check",
         "_found",
         "_gradients",
+        "_in_place",
         "_inputs",
         "_version",
         "dtype",
@@ -83,19 +94,24 @@ class Call:
         version: int,
         gradients: Gradients,
         check: Callable[[], None] | None,
+        in_place: InPlace | None,
         output_gradient: Tensor,
     ) -> None:
         self.site = site
         self.shape, self.dtype = output_gradient.shape, output_gradient.dtype
         self.output_gradient: Tensor | None = output_gradient
         self._inputs: Tensor | None = inputs
-        self._version, self._gradients, self._check = version, gradients, check
+        self._version, self._gradients, self._check, self._in_place = version, gradients, check, in_place
         self._found: list[tuple[Tensor, PerExample]] | None = None
 
     @property
     def is_large(self) -> bool:
-        """Whether there is something to be saved."""
-        return self._inputs is not None and self._inputs.numel() + self.shape.numel() >= LARGE
+        """Whether there may be something to be saved: what compiled code reads in place stays as it is."""
+        return (
+            self._in_place is None
+            and self._inputs is not None
+            and self._inputs.numel() + self.shape.numel() >= LARGE
+        )
 
     def settle(self) -> None:
         """Take the per-example gradients now, and let go of all that they do not need any more."""
@@ -121,6 +137,12 @@ class Call:
                 f"The input of {self.site.name} was changed in place after the layer used it, so its gradients "
                 "cannot be computed. Use an operation that is not in place, or change it after optimizer.step()."
             )
+
+    def is_found_in_place(self, at_once: AtOnce) -> bool:
+        """Tell compiled code where the gradients lie, if it can read them there."""
+        if self._in_place is None or self.output_gradient is None:
+            return False
+        return self._in_place(self.output_gradient, at_once)
 
     def found(self) -> Iterable[tuple[Tensor, PerExample]]:
         """Return the parameters and their per-example gradients."""
@@ -249,13 +271,14 @@ class Site:
         inputs: Tensor,
         gradients: Gradients,
         check: Callable[[], None] | None = None,
+        in_place: InPlace | None = None,
     ) -> Tensor:
         """Return `outputs`, whose gradient is recorded when it arrives, with the inputs it belongs to.
 
         `outputs` must come from `inputs` and detached parameters, so that autograd itself computes the gradient of
         the inputs and nothing else. `check` refuses, at the step, a layer that is not what it was.
         """
-        receive = Use(self, inputs, gradients, check).receive
+        receive = Use(self, inputs, gradients, check, in_place).receive
         if outputs.requires_grad:
             # What overwrites a view (an activation in place) takes it out of the graph, and a hook with it.
             outputs = without_view_in_graph(outputs)

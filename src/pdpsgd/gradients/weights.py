@@ -18,6 +18,8 @@ SUM_MARGIN = 2**-10
 SMALLEST_NORM = 1e-16
 # A gradient so much too large is dropped: times such a weight, numbers vanish that others would have blown up again.
 SMALLEST_WEIGHT = 1e-16
+# So much more than the largest clipping norm may be one that was rounded to single precision.
+ROUNDED = 1 + 2**-20
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,7 @@ def weigh(
             them: their factor is the scale, over how many rows they have.
     """
     if native.has_clipping(squares, clip_norms):
-        kept, room = 1 - NORM_MARGIN, SUM_MARGIN * largest_clip_norm
-        figures = (scale, kept, room, SMALLEST_NORM, SMALLEST_WEIGHT)
-        return Weighed(*native.weigh(squares, clip_norms, figures, starts))
+        return Weighed(*native.weigh(squares, clip_norms, figures_of(scale, largest_clip_norm), starts))
     factor: float | Tensor = scale
     if starts is not None:
         factor = scale / (starts[1:] - starts[:-1]).to(squares)
@@ -67,6 +67,11 @@ def weigh(
     weights = clip_weights(norms, clip_norms, largest_clip_norm)
     scaled = weights * factor
     return Weighed(norms, weights, scaled, scaled.float(), int((~norms.isfinite()).sum()))
+
+
+def figures_of(scale: float, largest_clip_norm: float) -> tuple[float, ...]:
+    """Return what compiled code makes weights with."""
+    return scale, 1 - NORM_MARGIN, SUM_MARGIN * largest_clip_norm, SMALLEST_NORM, SMALLEST_WEIGHT
 
 
 def clip_weights(norms: Tensor, clip_norms: Tensor, largest_clip_norm: float) -> Tensor:
@@ -111,6 +116,6 @@ def checked_largest(clip_norms: Tensor, largest_clip_norm: float | None) -> floa
                 f"clipping norms from {smallest!r} to {largest!r}."
             )
         return largest
-    if largest > largest_clip_norm * (1 + 2**-20):
+    if largest > largest_clip_norm * ROUNDED:
         fail(f"Expected clip_norms <= largest_clip_norm = {largest_clip_norm!r}. Got {largest!r}.")
     return largest_clip_norm

@@ -75,6 +75,8 @@ Lookups = tuple[Tensor, Tensor, Tensor | None, int | None]
 
 # Many layers at once -----------------------------------------------------------------------------------------------
 
+FIELDS = 8  # of a layer: positions, widths, addresses of factors, total and rows, and padding
+
 
 class Layers:
     """The gradients of layers for each example: rows of numbers, or sums over positions of outer products."""
@@ -87,6 +89,7 @@ class Layers:
         starts: Tensor | None = None,
         whose: Tensor | None = None,
         tables: Sequence[tuple[Lookups, Tensor]] = (),
+        more: Sequence[int] = (),
     ) -> None:
         """A part has factors (examples, positions, width) and a total; or rows, None and a total.
 
@@ -94,12 +97,14 @@ class Layers:
 
         With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each; and
         `whose` they are, below 0 for nobody.
+
+        `more` are fields of further layers, as the code reads them; whoever gives them keeps what they point to.
         """
-        self._code, self._examples, self._count = code, examples, len(parts) + len(tables)
+        self._code, self._examples = code, examples
         self._starts = None if starts is None else starts.contiguous()
         self._whose = None if whose is None else whose.contiguous()
         self._in_use: list[Tensor] = []  # as long as their addresses are
-        fields: list[int] = []
+        fields: list[int] = [*more]
         for left, right, total in parts:
             left = left.contiguous()
             self._in_use += [left, total]
@@ -115,7 +120,8 @@ class Layers:
         for lookups, total in tables:
             fields += self._fields_of_table(*lookups, total)
         self._fields = array("q", fields)
-        self._ratios = torch.empty(self._count, examples, dtype=torch.float64, device="cpu")
+        self._count = len(fields) // FIELDS
+        self._ratios: Tensor | None = None  # what `squares` leaves for `add`
 
     def _fields_of_table(
         self, rows: Tensor, gradient: Tensor, shares: Tensor | None, padding: int | None, total: Tensor
@@ -134,16 +140,52 @@ class Layers:
     def squares(self, smallest: float) -> Tensor:
         """Return squared norms over all layers; a left factor of one position counts as `smallest` at least."""
         squares = torch.empty(self._examples, dtype=torch.float64, device="cpu")
+        self._ratios = torch.empty(self._count, self._examples, dtype=torch.float64, device="cpu")
         places = _address(self._ratios), _address(squares)
         _succeed(self._code.layer_squares(*self._counts(), ctypes.c_double(smallest), *places))
         return squares
 
     def add(self, weights: Tensor, fine: Tensor | None = None) -> None:
         """Add the sums weighted by float32 numbers to the totals; after `squares`. People have float64 ones as well."""
+        assert self._ratios is not None
         weights = weights.contiguous()
         places = _address(weights), None if fine is None else _address(fine)
         whose = None if self._whose is None else _address(self._whose)
         _succeed(self._code.add_layers(*self._counts(), whose, *places, _address(self._ratios)))
+
+    def add_clipped(
+        self,
+        clip_norms: Tensor,
+        figures: tuple[float, ...],
+        *,
+        smallest: float,
+        largest: float,
+        others: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Do all of it, `squares`, `weigh` and `add`, in one call, for examples of one row each.
+
+        `others` are squared norms of what else there is, which is not added. Returns scaled weights, in float64 and in
+        float32. None if nothing was added: a norm is not finite, a clipping norm above the largest, a row of a table
+        not there, or there was no memory. Who takes the steps one by one gets to know which.
+        """
+        assert len(clip_norms) == self._examples
+        assert self._starts is None
+        scaled = torch.empty(self._examples, dtype=torch.float64, device="cpu")
+        narrow = empty(self._examples)
+        count, fields, examples, _ = self._counts()
+        failed = self._code.add_clipped(
+            count,
+            fields,
+            examples,
+            ctypes.c_double(smallest),
+            None if others is None else _address(others),
+            *_places(clip_norms),
+            ctypes.c_double(largest),
+            (ctypes.c_double * len(figures))(*figures),
+            _address(scaled),
+            _address(narrow),
+        )
+        return None if failed else (scaled, narrow)
 
     def _counts(self) -> tuple[Any, ...]:
         starts = None if self._starts is None else _address(self._starts)
@@ -173,9 +215,7 @@ def weigh(
     many = len(squares)
     norms, weights, scaled = torch.empty(3, many, dtype=torch.float64, device="cpu").unbind()
     narrow = empty(many)
-    places = (
-        (_address(clip_norms), None) if clip_norms.dtype == torch.float32 else (None, _address(clip_norms))
-    )
+    places = _places(clip_norms)
     results = map(_address, (norms, weights, scaled, narrow))
     by = (ctypes.c_double * len(figures))(*figures)
     factors = _address(squares), None if starts is None else _address(starts)
@@ -526,6 +566,12 @@ def empty(*shape: int) -> Tensor:
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _places(numbers: Tensor) -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
+    """Return the address of single precision, and that of double precision."""
+    address = _address(numbers)
+    return (address, None) if numbers.dtype == torch.float32 else (None, address)
 
 
 def _integers(*values: int) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -116,9 +116,11 @@ def has_numbers(tensor: Tensor) -> bool:
 
 def has_layer(total: Tensor, *values: Tensor) -> bool:
     """Whether the compiled code can add what these numbers say to this total."""
+    for some in values:  # a generator would take as long as the questions
+        if not _has_numbers(some):
+            return False
     return (
-        all(map(_has_numbers, values))
-        and type(total) is Tensor
+        type(total) is Tensor
         and total.dtype == torch.float64
         and total.is_cpu
         and total.is_contiguous()
@@ -137,26 +139,105 @@ def has_table(
     )
 
 
+class AtOnce:
+    """What compiled code is told of layers whose gradients it reads where they lie, each parameter used once."""
+
+    def __init__(self, totals: Mapping[int, tuple[int, torch.Size]]) -> None:
+        """`totals` are addresses and shapes, by the identity of parameters: see `place_of_total`."""
+        self._totals = totals
+        self._copied: list[Tensor] = []  # as long as their addresses are in use
+        self.fields: list[int] = []
+        self.parameters: list[int] = []
+
+    def take_linear(self, inputs: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        """Take a linear layer of one position for each example; tells whether it suits."""
+        place = self._totals.get(id(weight))
+        if (
+            place is None
+            or not weight.requires_grad
+            or not _has_numbers(inputs)
+            or not _has_numbers(gradient)
+        ):
+            return False
+        total, (out, into) = place
+        examples = gradient.shape[0]
+        if (
+            gradient.shape != (examples, out)
+            or inputs.shape != (examples, into)
+            or not inputs.is_contiguous()
+            or not gradient.is_contiguous()
+        ):
+            return False
+        left = gradient.data_ptr()
+        fields: tuple[int, ...] = (1, out, into, left, inputs.data_ptr(), total, 0, 0)
+        if bias is not None and bias.requires_grad:
+            place = self._totals.get(id(bias))
+            if place is None or place[1] != (out,):
+                return False
+            fields += (0, out, 1, left, 0, place[0], 0, 0)
+            self.parameters.append(id(bias))
+        self.parameters.append(id(weight))
+        self.fields += fields
+        return True
+
+    def take_lookups(self, rows: Tensor, gradient: Tensor, table: Tensor, padding: int | None) -> bool:
+        """Take a table of which each example looks up some rows, (examples,) or (examples, length)."""
+        place = self._totals.get(id(table))
+        if place is None or not table.requires_grad or type(rows) is not Tensor or not _has_numbers(gradient):
+            return False
+        total, (height, width) = place
+        length = rows.shape[1] if rows.dim() == 2 else 1
+        if (
+            rows.dtype is not torch.int64
+            or not rows.is_cpu
+            or rows.dim() not in (1, 2)
+            or not 0 < length <= MOST_LOOKUPS
+            or gradient.shape != (*rows.shape, width)
+        ):
+            return False
+        rows, gradient = rows.contiguous(), gradient.contiguous()
+        self._copied += (rows, gradient)
+        nothing = -1 if padding is None else padding
+        self.fields += (length, width, height, gradient.data_ptr(), 0, total, rows.data_ptr(), nothing)
+        self.parameters.append(id(table))
+        return True
+
+
+def place_of_total(total: Tensor) -> tuple[int, torch.Size] | None:
+    """Return address and shape of a total that compiled code can add to; None for any other."""
+    return (total.data_ptr(), total.shape) if has_layer(total) else None
+
+
 def layers(
     parts: list[tuple[Tensor, Tensor | None, Tensor]],
     tables: Sequence[tuple[calls.Lookups, Tensor]],
     examples: int,
     starts: Tensor | None = None,
     whose: Tensor | None = None,
+    at_once: AtOnce | None = None,
 ) -> calls.Layers:
     """Return the gradients of layers, as factors and total, or rows, None and total; and of tables, with totals."""
-    return calls.Layers(_trusted(), parts, examples, starts, whose, tables)
+    fields = () if at_once is None else at_once.fields
+    return calls.Layers(_trusted(), parts, examples, starts, whose, tables, fields)
 
 
 def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:
     """Whether the compiled code can turn these squared norms (float64) into weights."""
+    return has_squares(squares) and has_clip_norms(clip_norms)
+
+
+def has_squares(squares: Tensor) -> bool:
+    """Whether the compiled code can read these squared norms (float64)."""
+    return squares.is_cpu and squares.is_contiguous()
+
+
+def has_clip_norms(clip_norms: Tensor) -> bool:
+    """Whether the compiled code can read these clipping norms."""
     return (
         library() is not None
-        and squares.is_cpu
         and clip_norms.is_cpu
         and type(clip_norms) is Tensor
         and clip_norms.dtype in (torch.float32, torch.float64)
-        and squares.is_contiguous()
         and clip_norms.is_contiguous()
     )
 
@@ -382,9 +463,10 @@ def _suits(images: Tensor) -> bool:
 
 def _has_numbers(tensor: Tensor) -> bool:
     """Whether the tensor is nothing but float32 numbers in this process's memory."""
+    kind = type(tensor)
     return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.dtype == torch.float32
+        (kind is Tensor or kind is nn.Parameter)
+        and tensor.dtype is torch.float32
         and tensor.is_cpu
         and tensor.layout == torch.strided
         and not tensor.is_neg()

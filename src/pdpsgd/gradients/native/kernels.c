@@ -834,6 +834,32 @@ int clip(int64_t examples, const double *squares, const int64_t *starts, const f
     return non_finite;
 }
 
+/* All of it in one call, for examples of one row each: layer_squares, clip and add_layers one after the other. `others` are
+ * squared norms of what is added elsewhere, with the weights that are found, or NULL. Returns 0; or else nothing was added:
+ * 1 if there was no memory, 2 if a table has no such row, 3 if a norm is not finite or a clipping norm is above the
+ * `largest`. */
+int add_clipped(int64_t layers, const layer *all, int64_t examples, double smallest, const double *others,
+                const float *floats, const double *doubles, double largest, const margins *m, double *scaled,
+                float *narrow)
+{
+    for (long n = 0; n < examples; n++)
+        if ((floats != NULL ? floats[n] : doubles[n]) > largest)
+            return 3;
+    double *ratios = malloc(sizeof(double) * ((layers + 3) * examples + 1));
+    if (ratios == NULL)
+        return 1;
+    double *squares = ratios + layers * examples, *norms = squares + examples, *weights = norms + examples;
+    int failed = layer_squares(layers, all, examples, NULL, smallest, ratios, squares);
+    for (long n = 0; n < examples && others != NULL; n++)
+        squares[n] += others[n];
+    if (!failed && clip(examples, squares, NULL, floats, doubles, m, norms, weights, scaled, narrow))
+        failed = 3;
+    if (!failed)
+        failed = add_layers(layers, all, examples, NULL, NULL, narrow, NULL, ratios);
+    free(ratios);
+    return failed;
+}
+
 /* An image with room around it. */
 INLINE long line_of(const convolution *c) { return (c->width + 2 * c->padding_width) * c->channels; }
 INLINE long padded_size(const convolution *c) { return (c->height + 2 * c->padding_height) * line_of(c); }

@@ -61,6 +61,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
             and all(_same_layers(code, numbers, *sizes) for sizes in _LAYERS)
             and all(_same_people(code, numbers, *sizes) for sizes in ((37, 49), (5, 130)))
             and _same_people(code, numbers, 21, 33, odd=True)
+            and all(_same_at_once(code, numbers, *sizes) for sizes in _LAYERS)
             and all(_same_weights(code, numbers, kind) for kind in (torch.float32, torch.float64))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
@@ -148,6 +149,37 @@ def _same_layers(
     return torch.allclose(totals[0] - 1, summed, rtol=1e-3, atol=1e-3) and torch.allclose(
         totals[1], weights.double() @ rows.double(), rtol=1e-12, atol=1e-12
     )
+
+
+def _same_at_once(
+    code: ctypes.CDLL, numbers: torch.Generator, examples: int, positions: int, *widths: int
+) -> bool:
+    """All that clips in one call: the bits of the steps one by one; or nothing, where a norm is not finite."""
+    left, right = (_random(numbers, examples, positions, width) for width in widths)
+    rows, passed = _random(numbers, examples, 19), _random(numbers, examples, 4, 19)
+    lookups = torch.randint(9, (examples, 4), generator=numbers, device="cpu"), passed, None, 3
+    figures = (64.0, 0.75, 0.125, 1e-16, 1e-16)
+    clip_norms = torch.linspace(0.0, 2.0, examples, device="cpu")
+
+    def fresh() -> tuple[calls.Layers, list[Tensor]]:
+        totals = [torch.ones(size, dtype=torch.float64, device="cpu") for size in (widths, (19,), (9, 19))]
+        parts = [(left, right, totals[0]), (rows, None, totals[1])]
+        return calls.Layers(code, parts, examples, tables=[(lookups, totals[2])]), totals
+
+    others = _random(numbers, examples).square().double()
+    for norms, more in ((clip_norms, None), (clip_norms.double(), None), (clip_norms, others)):
+        (layers, wanted), (at_once, found) = fresh(), fresh()
+        squares = layers.squares(1e-40)
+        *_, scaled, narrow, _ = calls.weigh(code, squares if more is None else squares + more, norms, figures)
+        layers.add(narrow)
+        weights = at_once.add_clipped(norms, figures, smallest=1e-40, largest=2.0, others=more)
+        if weights is None or not all(map(torch.equal, (*weights, *found), (scaled, narrow, *wanted))):
+            return False
+    at_once, found = fresh()
+    too_large = at_once.add_clipped(clip_norms, figures, smallest=1e-40, largest=1.9)
+    rows[-1, 0] = float("nan")
+    not_finite = at_once.add_clipped(clip_norms, figures, smallest=1e-40, largest=2.0)
+    return too_large is not_finite is None and all(bool((total == 1).all()) for total in found)
 
 
 def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int, odd: bool = False) -> bool:

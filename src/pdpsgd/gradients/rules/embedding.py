@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.gradients.lookups import Lookups, Passed, TableGradients, distinct_uses, distinct_uses_of
+from pdpsgd.gradients.native.dispatch import AtOnce
 from pdpsgd.gradients.per_example import Gradient, accurate, detached
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
@@ -27,7 +28,10 @@ def embedding(site: Site, module: nn.Embedding, input: Tensor) -> Tensor:
         gradient = accurate(output_gradient).reshape(*lookups.shape, weight.shape[1])
         yield weight, TableGradients(Passed(lookups, gradient, None, module.padding_idx), weight.shape)
 
-    return site.record(outputs, rows, gradients)
+    def in_place(output_gradient: Tensor, at_once: AtOnce) -> bool:
+        return at_once.take_lookups(rows, output_gradient, module.weight, module.padding_idx)
+
+    return site.record(outputs, rows, gradients, in_place=in_place)
 
 
 @rule_for(nn.EmbeddingBag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pdpsgd.gradients.native.dispatch import AtOnce
 from pdpsgd.gradients.per_example import (
     Gradient,
     OuterProducts,
@@ -41,4 +42,10 @@ def project(
         if bias is not None and bias.requires_grad:
             yield bias, shift_gradient(output_gradient).within(bias.shape, rows)
 
-    return site.record(outputs, inputs, gradients)
+    if inputs.dim() != 2 or rows != slice(None):
+        return site.record(outputs, inputs, gradients)
+
+    def in_place(output_gradient: Tensor, at_once: AtOnce) -> bool:
+        return at_once.take_linear(inputs, output_gradient, weight, bias)
+
+    return site.record(outputs, inputs, gradients, in_place=in_place)
