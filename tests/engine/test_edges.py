@@ -18,6 +18,7 @@ from pdpsgd.engine.checkpoints import load, save
 from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.layers import Layers
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.sampling.source import RandomSource
 from tests.engine.conftest import make_data, make_module, make_plan
 
@@ -404,19 +405,25 @@ def test_a_loss_that_could_not_be_seen_through_is_not_for_release(private, tmp_p
 # Errors inside a step ------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_failed_halfway_is_not_added_twice(private, monkeypatch, flat):
+@pytest.mark.parametrize("add", ["add_weighted_sums", "add_clipped"])  # step by step, and at once
+def test_a_batch_that_failed_halfway_is_not_added_twice(private, monkeypatch, flat, add):
     """A step that runs out of memory is often tried again: the layers that came first had the batch twice."""
+    if add == "add_weighted_sums":
+        monkeypatch.setattr(Layers, "add_clipped", lambda *_: False)
+    elif native.library() is None:
+        pytest.skip("no compiled code")
     whole = private()
     whole.train()
-    run, honest, calls = private(), Layers.add_weighted_sums, []
+    run, honest, calls = private(), getattr(Layers, add), []
 
-    def out_of_memory(self, weights):
+    def out_of_memory(self, *weights):
         calls.append(1)
-        honest(self, weights)
+        added = honest(self, *weights)
         if len(calls) == 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
+        return added
 
-    monkeypatch.setattr(Layers, "add_weighted_sums", out_of_memory)
+    monkeypatch.setattr(Layers, add, out_of_memory)
 
     def train():
         for inputs, targets in run.loader:

@@ -169,7 +169,9 @@ class Overwriting(nn.Module):
 
 
 ON_SEQUENCES = {
-    "sequence": lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
+    "sequence": lambda: nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)
+    ),
     "in place": lambda: nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5), nn.ReLU(inplace=True)),
     "without bias": lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5, bias=False), nn.Tanh()),
     "whole": lambda: Overwriting(whole=True),

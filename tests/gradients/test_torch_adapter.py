@@ -35,6 +35,32 @@ def backward_passes_have_numbers_of_their_own() -> bool:
     return adapter.backward_pass() == -1 and len(set(seen)) == 2 and min(seen) >= 0
 
 
+def hooks_see_gradients() -> bool:
+    """Also beside hooks of others, and of what is changed in place afterwards; not of what it is changed to."""
+    seen: list[tuple[str, float]] = []
+
+    def see(name: str) -> Callable[[torch.Tensor], None]:
+        return lambda gradient: seen.append((name, float(gradient)))
+
+    product = torch.ones(1, requires_grad=True) * 2
+    adapter.on_gradient(product, see("ours"))
+    handle = product.register_hook(see("theirs"))
+    removed = product.register_hook(see("nobody's"))
+    removed.remove()
+    (product * 3).sum().backward()
+    handle.remove()
+    changed = torch.ones(1, requires_grad=True) * 2
+    adapter.on_gradient(changed, see("before"))
+    changed.mul_(5)
+    changed.register_hook(see("after"))
+    changed.sum().backward()
+    beside = torch.ones(1, requires_grad=True) * 2
+    beside.register_hook(see("first"))
+    adapter.on_gradient(beside, see("second"))
+    beside.sum().backward()
+    return seen == [("ours", 3), ("theirs", 3), ("after", 1), ("before", 5), ("first", 1), ("second", 1)]
+
+
 def changes_in_place_are_counted() -> bool:
     tensor = torch.zeros(2)
     before = adapter.version_of(tensor)
@@ -203,10 +229,11 @@ def trees_are_flattened_and_built_again() -> bool:
 
 PRIVATE_APIS: dict[str, Callable[[], bool]] = {
     "torch._C._current_graph_task_id": backward_passes_have_numbers_of_their_own,
+    "Tensor._backward_hooks, Node._register_hook_dict": hooks_see_gradients,
     "Tensor._version": changes_in_place_are_counted,
     "torch._C mode stacks, forward_ad._current_level, DeviceContext": modes_and_transforms_are_seen,
     "torch.utils._python_dispatch._disable_current_modes": dispatch_modes_can_be_switched_off,
-    "torch.backends.mkldnn.matmul.fp32_precision": precision_is_full_for_a_while,
+    "torch.backends.mkldnn.matmul.fp32_precision, torch._C._get_fp32_precision_getter": precision_is_full_for_a_while,
     "Module._forward_hooks and the like": hooks_are_seen,
     "_global_forward_hooks and the like": hooks_can_be_left_out,
     "Conv2d._conv_forward": convolutions_take_another_weight,

@@ -6,7 +6,8 @@ PyTorch promises nothing about names with a leading underscore. No other module 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -30,6 +31,7 @@ try:
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _disable_current_modes
 
+    _precision_of = torch._C._get_fp32_precision_getter
     _MATRIX_PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 except (ImportError, AttributeError) as missing:
     raise ImportError(
@@ -51,6 +53,7 @@ __all__ = [
     "has_hooks",
     "is_eager",
     "keeps_graph",
+    "on_gradient",
     "padding_amounts",
     "projects_at_once",
     "pytree",
@@ -82,6 +85,16 @@ def backward_pass() -> int:
 def keeps_graph() -> bool:
     """Whether the graph of the backward pass that is running may be gone through again (retain_graph=True)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Do what `register_hook` does, in a third of the time, to a tensor that an operation has just computed."""
+    if tensor.grad_fn is None or tensor._backward_hooks is not None:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return
+    # Hooks of others that come later find a place for themselves beside it. Their numbers are not negative.
+    tensor._backward_hooks = OrderedDict({-1: hook})
+    tensor.grad_fn._register_hook_dict(tensor)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -129,10 +142,15 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
 
 def full_precision() -> AbstractContextManager[Any]:
     """Return a context in tensors' own precision: no autocast, no TF32 or bfloat16 in products of float32."""
+    if (
+        _precision_of("cuda", "matmul") in _FULL
+        and _precision_of("mkldnn", "matmul") in _FULL
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.is_autocast_enabled("cuda")
+    ):
+        return _NOTHING
     casting = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
-    before = [backend.fp32_precision for backend in _MATRIX_PRODUCTS]
-    coarse = any(precision not in ("none", "ieee") for precision in before)
-    return _full_precision(casting, before) if casting or coarse else nullcontext()
+    return _full_precision(casting, [backend.fp32_precision for backend in _MATRIX_PRODUCTS])
 
 
 @contextmanager
@@ -146,6 +164,8 @@ def _full_precision(casting: list[str], before: list[str]) -> Iterator[None]:
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_FULL = ("none", "ieee")
+_NOTHING = nullcontext()
 
 
 def _set_precision(precisions: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +44,14 @@ class Layers:
         """
         self._gradients, self._totals, self._groups = gradients, totals, groups
         self._examples = examples  # or people, if there are groups
+        self._at_once = at_once  # what its addresses point to has to be there
         self._others: list[tuple[PerExample, Tensor]] = []
         self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
         parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
         tables: list[tuple[Passed, Tensor]] = []
         for parameter, whole in gradients:
-            gradient, total = whole, totals[id(parameter)]
+            gradient: Any = whole
+            total = totals[id(parameter)]
             if whole.shape != total.shape:  # compiled code would write to what follows in memory
                 raise RuntimeError(f"a gradient of shape {tuple(whole.shape)}, not {tuple(total.shape)}")
             # By the very type: to ask an abstract class takes longer than all else here.
@@ -67,9 +70,9 @@ class Layers:
                 tables.append((gradient.passed, total))
             else:
                 self._others.append((gradient if groups is None else over_people(gradient, groups), total))
-        rows = (None, None) if groups is None else (groups.starts, groups.whose)
+        starts, whose = (None, None) if groups is None else (groups.starts, groups.whose)
         there_are = parts or tables or (at_once is not None and at_once.fields)
-        self._together = native.layers(parts, tables, examples, *rows, at_once) if there_are else None
+        self._together = native.layers(parts, tables, examples, starts, whose, at_once) if there_are else None
 
     def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
         at_once = gradient.positions == 1 or (gradient.by_gram and self._groups is None)

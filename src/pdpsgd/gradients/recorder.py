@@ -14,6 +14,7 @@ from pdpsgd.gradients._torch import (
     backward_pass,
     full_precision,
     keeps_graph,
+    on_gradient,
     pytree,
     version_of,
     without_view,
@@ -241,11 +242,13 @@ class Site:
 
     def check_input(self, args: Any, kwargs: Any) -> None:
         """Refuse an input that all examples share, although it has as many rows as the batch."""
-        call, size = self.count_call(), self.recorder.batch_size
+        call, survey, size = self.count_call(), self.recorder.survey, self.recorder.batch_size
         place, first = 0, args[0] if args else None
         if not isinstance(first, Tensor):
             leaves = enumerate(pytree.tree_leaves((args, kwargs)))
             place, first = next(((at, leaf) for at, leaf in leaves if isinstance(leaf, Tensor)), (0, None))
+        elif survey is not None and survey.is_batched(self):
+            return
         if first is None or size is None or size == 1:
             return
         shape = first.shape
@@ -282,7 +285,7 @@ class Site:
         if outputs.requires_grad:
             # What overwrites a view (an activation in place) takes it out of the graph, and a hook with it.
             outputs = without_view_in_graph(outputs)
-            outputs.register_hook(receive)  # type: ignore[no-untyped-call]
+            on_gradient(outputs, receive)
             return outputs
         # The first layer: nothing before it needs a gradient, so autograd has to be told that this does. Its output may
         # be overwritten, which autograd does not allow of views.

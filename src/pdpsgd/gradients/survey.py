@@ -27,6 +27,7 @@ class Survey:
     def __init__(self) -> None:
         self._passes: list[dict[object, list[Shapes]]] = []
         self._known: dict[tuple[object, int, int, int], bool | None] = {}
+        self._batched: dict[object, bool] = {}
 
     def begin_pass(self) -> None:
         """Start the pass of the next size."""
@@ -44,6 +45,13 @@ class Survey:
         if place not in self._known:
             self._known[place] = self._find(*place)
         return self._known[place]
+
+    def is_batched(self, site: object) -> bool:
+        """Whether the first dimension of a site's first leaf is the batch, in every call that was noted."""
+        if site not in self._batched:
+            calls = range(max((len(calls.get(site, ())) for calls in self._passes), default=0))
+            self._batched[site] = all(self.follows(site, call, 0, 0) for call in calls)
+        return self._batched[site]
 
     def _find(self, site: object, call: int, leaf: int, dim: int) -> bool | None:
         shapes = [calls.get(site, ())[call : call + 1] for calls in self._passes]

@@ -17,6 +17,8 @@ from pdpsgd.gradients.per_example import (
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.registry import rule_for
 
+ALL = slice(None)
+
 
 @rule_for(nn.Linear)
 def linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
@@ -24,12 +26,10 @@ def linear(site: Site, module: nn.Linear, input: Tensor) -> Tensor:
     return project(site, site.batched(input), module.weight, module.bias)
 
 
-def project(
-    site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: slice = slice(None)
-) -> Tensor:
+def project(site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: slice = ALL) -> Tensor:
     """Apply `rows` of a weight and a bias as a linear layer."""
     fixed, fixed_bias = detached(weight), detached(bias)
-    if rows != slice(None):
+    if rows is not ALL:
         fixed, fixed_bias = fixed[rows], None if fixed_bias is None else fixed_bias[rows]
     outputs = F.linear(inputs, fixed, fixed_bias)
 
@@ -42,7 +42,7 @@ def project(
         if bias is not None and bias.requires_grad:
             yield bias, shift_gradient(output_gradient).within(bias.shape, rows)
 
-    if inputs.dim() != 2 or rows != slice(None):
+    if rows is not ALL or inputs.dim() != 2:
         return site.record(outputs, inputs, gradients)
 
     def in_place(output_gradient: Tensor, at_once: AtOnce) -> bool:
