@@ -20,6 +20,7 @@ from pdpsgd.reporting import run_page, write_run_report
 from pdpsgd.reporting.charts import interval
 from pdpsgd.reporting.plan import Check
 from pdpsgd.reporting.run import _verdict, read_run
+from pdpsgd.training.run_folder import without_people
 
 
 def words(page: str) -> str:
@@ -203,7 +204,53 @@ def test_published_bookkeeping_is_never_called_a_kept_promise(run_folder: Path, 
     folder = tmp_path / "run"
     shutil.copytree(run_folder, folder)
     (folder / "public" / "plan.json").write_text(published.to_json())
+    edit(folder, "settings.json", plan=without_people(published).digest)
+    edit(folder, "result.json", levels=None)
     assert write_run_report(folder) == folder / "private" / "report.html"
+
+
+def edit(folder: Path, name: str, **values: object) -> None:
+    path = folder / "public" / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize("file", ["plan.json", "settings.json", "audit.json", "result.json"])
+def test_files_of_several_runs_are_no_run(run_folder: Path, tmp_path: Path, file: str) -> None:
+    """A plan that proves less than what was trained by would otherwise stand under "the promise is proven"."""
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    assert read_run(folder).plan == read_run(run_folder).plan
+    other = plan(Budgets([0.1] * 200, ids=[f"p{i}" for i in range(200)]), steps=3, batch_size=20)
+    if file == "plan.json":
+        (folder / "public" / file).write_text(without_people(other).to_json())
+    elif file == "result.json":
+        levels = read_run(folder).result["levels"]
+        edit(
+            folder,
+            file,
+            levels=[{**level, "proven_epsilon": level["proven_epsilon"] / 2} for level in levels],
+        )
+    else:
+        (folder / "public" / file).touch()
+        audited = (
+            {"passed": True, "alarms": [], "confidence": 0.95, "rows": []} if file == "audit.json" else {}
+        )
+        (folder / "public" / file).write_text(json.dumps({**audited, "plan": without_people(other).digest}))
+    with pytest.raises(PdpsgdError, match="Expected files of one run in"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("settings", [{"seed": 3}, {"secure": False}])
+def test_settings_that_speak_against_a_release_are_believed_before_the_result(
+    run_folder: Path, settings: dict[str, object]
+) -> None:
+    run = read_run(run_folder)
+    sound = verdict(run.plan, verified=True, in_ledger=run.result["ledger"]["id"]).to_dict()
+    kept = replace(run, result={**run.result, "verdict": sound}, audit=None)
+    assert "The promise is proven for all" in words(run_page(kept))
+    page = words(run_page(replace(kept, settings={**run.settings, **settings})))
+    assert "The promise is proven" not in page
+    assert "This run is not for release." in page
 
 
 def test_infinite_budgets_and_people_who_are_never_used_fit_on_the_page(run_folder: Path) -> None:

@@ -134,5 +134,5 @@ def _notes(run: Path, loaded: Any) -> list[str]:
     note = of_run or loaded.description.not_for_release  # which stays with weights that were copied
     if note is None:
         return [] if loaded.description.confirmed else ["The model is not for release."]
-    why = str(note).removesuffix(": not for release").removesuffix(".")
+    why = str(note).removeprefix("Not for release. ").removesuffix(": not for release").removesuffix(".")
     return [f"Neither the model nor its answers are for release. {why[:1].upper()}{why[1:]}."]

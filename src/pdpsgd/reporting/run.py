@@ -131,8 +131,14 @@ def _verdict(run: Run, check: Check) -> str:
             "This run has no verdict.",
             "It was made by an earlier version. To publish a model, train again.",
         )
-    # What the plan itself says against it, whatever the run's file says.
-    of_plan = verdict(plan, verified=True, in_ledger=(run.result.get("ledger") or {}).get("id"))
+    # What plan and settings themselves say against it, whatever the run's result says.
+    of_plan = verdict(
+        plan,
+        verified=True,
+        seeded=run.settings.get("seed") is not None,
+        weak_generator="a generator that is not secure" if run.settings.get("secure") is False else None,
+        in_ledger=(run.result.get("ledger") or {}).get("id"),
+    )
     if found["outcome"] == HOLDS and of_plan.outcome != HOLDS:
         found = of_plan.to_dict()
     assumed = found.get("assumed") or []

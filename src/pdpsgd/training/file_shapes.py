@@ -36,6 +36,9 @@ SETTINGS = {
     "label_range": Optional([Range()]),
     "encoder": Optional(ENCODER),
     "started_from": Optional({"name": str, "sha256": str}),
+    "plan": Optional(str),
+    "seed": Optional(int),
+    "secure": Optional(bool),
     "model": Optional(str),
     "activation": Optional(str),
     "preset": Optional(str),
@@ -81,6 +84,8 @@ RESULT = {
     ),
     "calibration": Optional({"temperature": Range(0), "bias": [Range()], "fitted_on": str}),
     "parameters": Optional(int),
+    "levels": Optional([Each(ANY)]),
+    "release_note": Optional(str),
     "versions": Optional(Each(str)),
     "ledger": Optional(
         {
@@ -122,6 +127,7 @@ PUBLIC_TESTS = ("mechanism", "mechanism, little noise", "noise")
 """Conformance tests of an audit that touch nobody's record."""
 _CONFORMANCE = {"passed": bool, "false_alarm_rate": _SHARE, "checks": [ANY]}
 AUDIT = {
+    "plan": Optional(str),
     "passed": bool,
     "alarms": [str],
     "confidence": _SHARE,

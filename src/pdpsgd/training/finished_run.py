@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdpsgd.errors import fail
-from pdpsgd.training.run_folder import RunFolder
+from pdpsgd.errors import fail, shown
+from pdpsgd.training.run_folder import RunFolder, without_people
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
@@ -41,7 +41,7 @@ def read_run(folder: str | Path) -> Run:
     if not place.finished:
         state = "a run that has not ended: continue it with --resume" if place.begun else "no run"
         fail(f"Expected a finished run in {str(root)!r}. There is {state}.")
-    return Run(
+    run = Run(
         name=root.resolve().name,
         plan=place.read_plan(verify=False),
         settings=place.read_settings(),
@@ -49,3 +49,32 @@ def read_run(folder: str | Path) -> Run:
         history=place.read_history(),
         audit=place.read_audit(),
     )
+    _check_one_run(run, str(root))
+    return run
+
+
+def _check_one_run(run: Run, place: str) -> None:
+    """Refuse files of several runs in one folder: what is proven by one plan is nothing that another run keeps."""
+    own = without_people(run.plan).digest
+    stated = {"settings.json": run.settings.get("plan"), "audit.json": (run.audit or {}).get("plan")}
+    for name, digest in stated.items():
+        if digest is not None and digest != own:
+            fail(
+                f"Expected files of one run in {place!r}. Got a plan.json with the digest {own[:12]}, and {name} is of "
+                f"a run with the plan {shown(str(digest)[:12])}: put back the files of this run, or audit it again."
+            )
+    known = [
+        [_said(each) for each in (x.epsilon, x.delta, x.people, x.proven_epsilon)] for x in run.plan.levels
+    ]
+    names = ("epsilon", "delta", "people", "proven_epsilon")
+    levels = run.result.get("levels")
+    if levels is not None and [[_said(level.get(name)) for name in names] for level in levels] != known:
+        fail(
+            f"Expected files of one run in {place!r}. Got a result.json whose levels are not those of plan.json: put "
+            "back the files of this run."
+        )
+
+
+def _said(value: object) -> str:
+    """Write a number as a run's files do, infinities included."""
+    return str(float(value)) if isinstance(value, int | float) else str(value)
