@@ -22,7 +22,7 @@ from pdpsgd.engine.checks.row_rounding import settle_layout
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.earlier_training import EarlierTraining
 from pdpsgd.engine.execution import Execution
-from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, fingerprint_data
+from pdpsgd.engine.fingerprints import describe_model, describe_optimizer, fingerprint_data, items_repeat
 from pdpsgd.engine.journal import JournalKeeper
 from pdpsgd.engine.loader import PrivateLoader
 from pdpsgd.engine.many_records import ManyRecords
@@ -31,11 +31,11 @@ from pdpsgd.engine.norms import NormKeeper
 from pdpsgd.engine.observers import ClearedGradients, FreshModels, Observers, Seeding, StepObserver
 from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.engine.power_iterations import PowerIterations
-from pdpsgd.engine.records import Records, match_many_records, match_records, records_of
+from pdpsgd.engine.records import DatasetRecords, Records, match_many_records, match_records, records_of
 from pdpsgd.engine.reservation import ReservationWatch
 from pdpsgd.engine.run import Run
 from pdpsgd.engine.spending import SpendingFilter
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.errors import check_one_of, fail, warn
 from pdpsgd.gradients.clipping import ClippedGradients
 
 if TYPE_CHECKING:
@@ -182,6 +182,18 @@ def join_ranks(
     return source
 
 
+def _unseen_on_ranks(records: Records, ranks: Ranks) -> list[str]:
+    """Say that ranks may read records in an order of their own, where data cannot be told from other data."""
+    if ranks.world_size == 1 or not isinstance(records, DatasetRecords) or items_repeat(records.dataset):
+        return []
+    warn(
+        "Whether all ranks read the same records in the same order could not be checked: items of the dataset differ "
+        "each time they are read, also with the same random numbers of torch, NumPy and Python. If ranks do not, "
+        "somebody's record may be used for two people. Draw random numbers in it from torch."
+    )
+    return ["a dataset whose items differ each time, so that ranks may read others"]
+
+
 def assemble(
     *,
     plan: Plan,
@@ -226,7 +238,10 @@ def assemble(
         views=options.views,
         watch_loop=watch_loop,
         steps=plan.steps,
-        unseen=["collate_fn"] if collation_is_unseen(holdings.records) else [],
+        unseen=[
+            *(["collate_fn"] if collation_is_unseen(holdings.records) else []),
+            *_unseen_on_ranks(holdings.records, ranks),
+        ],
         is_cut=options.may_cut(len(levels)),
     )
     fresh_models = FreshModels(
@@ -297,6 +312,6 @@ def assemble(
         norms=norms,
         budgets=budgets,
         observers=everyone,
-        assumed_here=() if settled.assumed is None else (settled.assumed,),
+        assumed_here=tuple(each for each in ranks.all_values(settled.assumed) if each is not None),
         options={**options.to_dict(), "secure": source.secure},
     )

@@ -127,6 +127,14 @@ class Ranks:
                 dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return found
 
+    def all_values(self, value: Any) -> list[Any]:
+        """Return everybody's value (plain data), by rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            with _or_stop("gathering what is known of the model"):
+                dist.all_gather_object(values, value)
+        return values
+
     def share_key(self, source: RandomSource) -> RandomSource:
         """Give all ranks rank 0's secret key and generator, and what is known of them."""
         if self.world_size == 1:

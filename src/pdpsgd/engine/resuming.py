@@ -145,7 +145,8 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
     here = run.execution.layout
     stood = run.execution.layout = replace(here, **(state.get("layout") or {}))
     run.before.update(state.get("verdict") or {})
-    if not run.assumed and (stood.lanes != here.lanes or stood.multiple % here.multiple):
+    rounds_otherwise = stood.lanes != here.lanes or bool(stood.multiple % here.multiple)
+    if any(run.ranks.all_values(rounds_otherwise)) and not run.assumed:
         run.before["assumed"] = [NONE_FOUND]
     run.checkpoints.update(_beside(path, name) for name in (path.name, *(state.get("checkpoints") or ())))
     if not ended:

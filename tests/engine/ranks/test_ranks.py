@@ -71,6 +71,7 @@ class Finished:
 
 TASKS = [
     *("compare", "resume", "disagree", "differ", "differ_in_one_of_many", "differ_in_models", "forfeit"),
+    *("untold_order", "assumed_on_one_rank"),
     *("sources", "noninterference", "unseen_on_one_rank", "unseen_collation_on_one_rank", "sensitivity"),
 ]
 
@@ -208,6 +209,22 @@ def test_a_collation_that_one_rank_cannot_check_is_in_every_rank_s_verdict(two_r
         assert reason["code"] == "unseen-code"
         assert ("collate_fn" if rank == odd else "on another rank") in reason["sentence"]
         assert found["none"]["reasons"] == []
+
+
+def test_ranks_that_nobody_can_tell_read_the_same_records_say_so(two_ranks):
+    """Where they read them in orders of their own, somebody's record is used for two people."""
+    for found in two_ranks.found("untold_order"):
+        odd, told = found["a generator of its own"], found["torch's"]
+        assert [reason["code"] for reason in odd["reasons"]] == ["unseen-code"]
+        assert any("in the same order could not be checked" in each for each in odd["warned"])
+        assert (told["reasons"], told["warned"]) == ([], [])
+
+
+def test_what_is_assumed_of_the_model_on_one_rank_is_in_every_rank_s_verdict(two_ranks):
+    for found in two_ranks.found("assumed_on_one_rank"):
+        assert "assumed" not in found["none"]
+        assert len(found["from the start"]["assumed"]) == 1
+        assert found["resumed"]["assumed"] == found["from the start"]["assumed"]
 
 
 def test_with_ranks_too_a_record_moves_the_noise_free_sum_by_its_clipping_norm_at_most(two_ranks):

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -400,6 +401,61 @@ def unseen_collation_on_one_rank(folder):
             data = DataLoader(items, collate_fn=collated_oddly if odd else None)
             found[f"rank {rank}"] = train(make_private(plan, data=data)).verdict().to_dict()
     found["none"] = train(make_private(plan, data=DataLoader(items))).verdict().to_dict()
+    return found
+
+
+class Shaken(Items):
+    """Records with noise from a generator of their own, or from torch's."""
+
+    def __init__(self, inputs, targets, *, own):
+        super().__init__(inputs, targets)
+        self.own = np.random.default_rng() if own else None
+
+    def __getitem__(self, index):
+        noise = torch.randn(5) if self.own is None else torch.from_numpy(self.own.normal(size=5)).float()
+        return self.inputs[index] + 0.1 * noise, int(self.targets[index])
+
+
+def untold_order(folder):
+    """Records that nobody can tell from others, in an order that may be each rank's own."""
+    found = {}
+    for name, own in {"a generator of its own": True, "torch's": False}.items():
+        data = Shaken(*make_data(31), own=own)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            told = train(make_private(PLANS["some"], data=data)).verdict().to_dict()
+        found[name] = {**told, "warned": [str(each.message) for each in said]}
+    return found
+
+
+def assumed_on_one_rank(folder):
+    """Rank 1's kernels round rows by others, whatever the layout; rank 0's do not. Then after an interruption."""
+    from pdpsgd.engine import assembly
+    from pdpsgd.engine.checks.row_rounding import NONE_FOUND
+
+    settle, rank = assembly.settle_layout, int(os.environ["RANK"])
+
+    def none_found(*given, **named):
+        return replace(settle(*given, **named), assumed=NONE_FOUND)
+
+    def wider(*given, **named):
+        settled = settle(*given, **named)
+        return replace(settled, layout=replace(settled.layout, multiple=2 * settled.layout.multiple))
+
+    found, file = (
+        {"none": train(make_private(PLANS["some"])).verdict().to_dict()},
+        folder / "rows.safetensors",
+    )
+    train(make_private(PLANS["some"]), until=3).save(file)
+    try:
+        assembly.settle_layout = none_found if rank == 1 else settle
+        found["from the start"] = train(make_private(PLANS["some"])).verdict().to_dict()
+        assembly.settle_layout = wider if rank == 1 else settle
+        resumed = make_private(PLANS["some"])
+        resumed.resume(file)
+        found["resumed"] = train(resumed).verdict().to_dict()
+    finally:
+        assembly.settle_layout = settle
     return found
 
 
