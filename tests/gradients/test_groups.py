@@ -108,7 +108,7 @@ def compare(
         name: torch.stack([part.mean(0) for part in torch.split(values, sizes)])
         for name, values in rows.items()
     }
-    norms = torch.cat([values.flatten(1) for values in people.values()], 1).norm(dim=1)
+    norms = torch.cat([values.reshape(len(sizes), -1) for values in people.values()], 1).norm(dim=1)
     clip_norms = norms * torch.linspace(0.3, 1.7, len(sizes), dtype=norms.dtype)
     wanted = oracle.clipped(people, clip_norms)
     clipped = ClippedGradients(module)

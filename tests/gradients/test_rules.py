@@ -355,6 +355,10 @@ CASES: dict[str, tuple[Any, ...]] = {
         images(3, 5, 3),
     ),
     "recurrent, no bias": (nn.GRU(3, 4, bias=False, batch_first=True), images(3, 5, 3)),
+    "recurrent cell": (nn.RNNCell(3, 4), images(3, 3)),
+    "recurrent cell, relu, with a state": (nn.RNNCell(3, 4, nonlinearity="relu"), images(3, 3), images(3, 4)),
+    "recurrent cell, LSTM": (nn.LSTMCell(3, 4), images(3, 3)),
+    "recurrent cell, GRU, with a state": (nn.GRUCell(3, 4, bias=False), images(3, 3), images(3, 4)),
     "recurrent, long": (nn.LSTM(2, 2, bias=False, batch_first=True), images(3, 17, 2)),
     "recurrent, tanh": (nn.RNN(3, 4, num_layers=2, batch_first=True), images(3, 5, 3)),
     "recurrent, relu": (

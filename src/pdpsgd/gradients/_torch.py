@@ -7,7 +7,7 @@ PyTorch promises nothing about names with a leading underscore. No other module 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -55,6 +55,7 @@ __all__ = [
     "keeps_graph",
     "on_gradient",
     "padding_amounts",
+    "parameters_replaced",
     "projects_at_once",
     "pytree",
     "runs_own_convolution",
@@ -212,6 +213,19 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     _global_backward_pre_hooks,
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@contextmanager
+def parameters_replaced(places: Iterable[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+    """Let modules have other tensors in the place of parameters."""
+    before = [(module._parameters, name, module._parameters[name]) for module, name, _ in places]
+    try:
+        for (held, name, _), (*_, value) in zip(before, places, strict=True):
+            held[name] = value  # type: ignore[assignment]
+        yield
+    finally:
+        for held, name, parameter in before:
+            held[name] = parameter
 
 
 def apply_convolution(module: Convolution, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

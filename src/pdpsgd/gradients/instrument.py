@@ -16,8 +16,10 @@ from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.recorder import Recorder, Site
 from pdpsgd.gradients.rules.effective_weight import EffectiveWeight
 from pdpsgd.gradients.rules.general import general_rule
+from pdpsgd.gradients.rules.own_parameters import OwnParameters, can_be_called, may_share, own_parameters
 from pdpsgd.gradients.rules.recurrent import frozen_recurrent
 from pdpsgd.gradients.rules.registry import Rule, rule_of, runs_its_own_forward
+from pdpsgd.gradients.rules.shared_values import Shared
 from pdpsgd.gradients.shortcuts import pool, sequence
 from pdpsgd.gradients.survey import Survey, survey
 from pdpsgd.gradients.unsupported import check_module, is_constant_batch_norm
@@ -35,7 +37,12 @@ def instrument(model: nn.Module) -> tuple[Recorder, list[InstrumentedForward]]:
     for name, module, rule in rules:
         site = Site(recorder, name or type(module).__name__)
         instrumented.append(InstrumentedForward(module, recorder, _by_rule(site, module, rule), site))
-    inside_general = {child for _, module, rule in rules if rule is None for child in module.modules()}
+    inside_general = {
+        child
+        for _, module, rule in rules
+        if rule is None and not may_share(module)
+        for child in module.modules()
+    }
     sequences = [
         child for child in model.modules() if type(child) is nn.Sequential and child not in inside_general
     ]
@@ -71,23 +78,31 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
         check_module(name, module)
     seen: set[nn.Module] = set()
 
-    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
+    def walk(name: str, module: nn.Module, *, in_use: bool) -> Iterator[tuple[str, nn.Module, Rule | None]]:
         if module in seen or not any(parameter.requires_grad for parameter in module.parameters()):
             return
         seen.add(module)
         rule = rule_of(module)
-        if rule is not None or _uses_parameters(module):
-            if not _can_be_called(module):
+        if rule is not None:
+            yield name, module, rule
+            return
+        if _uses_parameters(module) and not in_use:
+            if not can_be_called(module):
                 place = f"{name or 'The model'} ({type(module).__name__})"
                 fail(
                     f"{place} holds trainable parameters and has no forward, so its per-example gradient is unknown."
                 )
-            yield name, module, rule
-            return
+            yield name, module, None
+            if not may_share(module):
+                return
+        held = in_use or can_be_called(
+            module
+        )  # what children hold that are never called, the module uses itself
         for child_name, child in module.named_children():
-            yield from walk(f"{name}.{child_name}" if name else child_name, child)
+            place = f"{name}.{child_name}" if name else child_name
+            yield from walk(place, child, in_use=held and not can_be_called(child))
 
-    yield from walk("", model)
+    yield from walk("", model, in_use=False)
 
 
 class InstrumentedForward:
@@ -96,35 +111,47 @@ class InstrumentedForward:
     def __init__(
         self, module: nn.Module, recorder: Recorder, forward: Callable[..., Any], site: Site | None = None
     ) -> None:
-        self._module, self._recorder, self._site = module, recorder, site
+        self.module, self._recorder, self._site = module, recorder, site
         self.stands_in_for_own = runs_its_own_forward(module)
         self._before = module.__dict__.get("forward")
         self._original: Callable[..., Any] = module.forward
-        self._forward = forward
+        self.forward = forward
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module: by its rule in a training pass, as it is in any other."""
+        if self._recorder.sharing:
+            args, kwargs = pytree.tree_map_only(
+                Shared, lambda shared: shared.run.for_all(shared), (args, kwargs)
+            )
         if self._recorder.active():
-            return self._forward(*args, **kwargs)
-        if self._recorder.surveying is not None and self._site is not None:
-            self._recorder.surveying.note(self._site, args, kwargs)
-        return self._original(*args, **kwargs)
+            return self.forward(*args, **kwargs)
+        surveying = self._recorder.surveying
+        if surveying is None or self._site is None:
+            return self._original(*args, **kwargs)
+        surveying.note(self._site, args, kwargs)
+        surveying.depth += 1
+        try:
+            if isinstance(self.forward, _Generally):
+                return self.forward.surveyed(surveying, args, kwargs)
+            return self._original(*args, **kwargs)
+        finally:
+            surveying.depth -= 1
 
     def restore(self) -> None:
         """Give the module its own forward back."""
         if self._before is None:
-            del self._module.__dict__["forward"]
+            del self.module.__dict__["forward"]
         else:
-            self._module.__dict__["forward"] = self._before
+            self.module.__dict__["forward"] = self._before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo.get(id(self._module), self._module)
-        return types.MethodType(type(self._module).forward, copied)
+        copied = memo.get(id(self.module), self.module)
+        return types.MethodType(type(self.module).forward, copied)
 
     def __reduce__(self) -> Any:
         # When this is read, the module has no forward but its class's.
-        return getattr, (self._module, "forward")
+        return getattr, (self.module, "forward")
 
 
 class ConstantForward(InstrumentedForward):
@@ -136,11 +163,11 @@ class ConstantForward(InstrumentedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module in evaluation mode."""
-        mode, self._module.training = self._module.training, False
+        mode, self.module.training = self.module.training, False
         try:
             return self._original(*args, **kwargs)
         finally:
-            self._module.training = mode
+            self.module.training = mode
 
 
 class FrozenForward(InstrumentedForward):
@@ -149,7 +176,7 @@ class FrozenForward(InstrumentedForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
         by_rule = self._recorder.in_training_mode and not self._recorder.paused
-        return (self._forward if by_rule else self._original)(*args, **kwargs)
+        return (self.forward if by_rule else self._original)(*args, **kwargs)
 
 
 class _WholeModel:
@@ -166,7 +193,10 @@ class _WholeModel:
         self._original: Callable[..., Any] = model.forward
         self._recorder = recorder
         self._instrumented = instrumented
-        self._run_whole: set[str] = set()
+        self._run_whole: set[str] = set()  # places
+        self._by_parameters = {
+            one.module: one.forward.own for one in instrumented if isinstance(one.forward, _Generally)
+        }
         on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._channels_last = on_cpu and any(isinstance(child, nn.Conv2d) for child in model.modules())
         self._attention = any(isinstance(child, _WITH_FAST_PATH) for child in model.modules())
@@ -225,18 +255,23 @@ class _WholeModel:
         modules = dict(self._recorder.module.named_modules())
         places = [site.name for site in sites if site.name in modules]
         around = {_place_around(place, modules) for place in places if not self._is_inside(place)}
-        for place in sorted(around - {""}):
+        around -= {place for place in around if not place and modules[place] not in self._by_parameters}
+        for place in sorted(around):
             if not self._is_inside(place):
                 module, site = modules[place], Site(self._recorder, place)
-                self._instrumented.insert(
-                    -1, InstrumentedForward(module, self._recorder, _by_rule(site, module, None), site)
-                )
+                if module in self._by_parameters:
+                    self._by_parameters[module].possible = False
+                else:
+                    forward = partial(general_rule, site, module, module.forward)
+                    self._instrumented.insert(-1, InstrumentedForward(module, self._recorder, forward, site))
                 self._run_whole.add(place)
                 self._surveys.clear()
-        return bool(around - {""})
+        return bool(around)
 
     def _is_inside(self, place: str) -> bool:
-        return any(f"{place}.".startswith(f"{whole}.") and place != whole for whole in self._run_whole)
+        return any(
+            not whole or (f"{place}.".startswith(f"{whole}.") and place != whole) for whole in self._run_whole
+        )
 
     def _try(self, *args: Any, **kwargs: Any) -> Any:
         state = torch.get_rng_state()
@@ -252,16 +287,25 @@ class _WholeModel:
         return outputs
 
 
+class _Generally:
+    """Runs a module that has no rule of its own kind: by its weight, by its own parameters, or example by example."""
+
+    def __init__(self, site: Site, module: nn.Module) -> None:
+        self._by_weight = EffectiveWeight(site, module, module.forward)
+        self._general = partial(general_rule, site, module, module.forward)
+        self.own = OwnParameters(site, module, module.forward, self._general)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = self._by_weight(*args, **kwargs)
+        return self.own(*args, **kwargs) if outputs is None else outputs
+
+    def surveyed(self, survey: Survey, args: Any, kwargs: Any) -> Any:
+        return self.own.surveyed(survey, args, kwargs)
+
+
 def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., Any]:
-    original = module.forward
     if rule is None:
-        by_weight = EffectiveWeight(site, module, original)
-
-        def generally(*args: Any, **kwargs: Any) -> Any:
-            outputs = by_weight(*args, **kwargs)
-            return general_rule(site, module, original, *args, **kwargs) if outputs is None else outputs
-
-        return generally
+        return _Generally(site, module)
     apply = rule.apply
 
     def by_rule(*args: Any, **kwargs: Any) -> Any:
@@ -274,7 +318,7 @@ def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., 
 def _place_around(place: str, modules: dict[str, nn.Module]) -> str:
     """Return the name of the nearest module around a layer that is called; "" for the model itself."""
     place = place.rpartition(".")[0]
-    while place and not _can_be_called(modules[place]):
+    while place and not can_be_called(modules[place]):
         place = place.rpartition(".")[0]
     return place
 
@@ -288,10 +332,4 @@ def _batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 def _uses_parameters(module: nn.Module) -> bool:
     """Whether the module itself uses trainable parameters: its own, or those of children that are never called."""
-    if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-        return True
-    return any(not _can_be_called(child) and _uses_parameters(child) for child in module.children())
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
+    return any(parameter.requires_grad for *_, parameter in own_parameters(module))

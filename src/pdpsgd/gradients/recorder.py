@@ -173,7 +173,8 @@ class Recorder:
         self.records_evaluation = not module.training
         self.surveying: Survey | None = None  # a pass over a few rows that finds out what is batched
         self.survey: Survey | None = None  # what was found, for the model's inputs as they are given
-        self.calls_so_far: dict[Site, int] = {}  # of each layer, in this forward pass
+        self.calls_so_far: dict[Any, int] = {}  # of each layer, in this forward pass
+        self.sharing = 0  # modules that run with parameters that are shared values
         self.anchor = torch.zeros((), requires_grad=True, device="cpu")
         self._backward = -1
 

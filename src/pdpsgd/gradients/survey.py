@@ -28,16 +28,29 @@ class Survey:
         self._passes: list[dict[object, list[Shapes]]] = []
         self._known: dict[tuple[object, int, int, int], bool | None] = {}
         self._batched: dict[object, bool] = {}
+        self.notes: list[dict[Any, Any]] = []  # what rules note besides, in each pass
+        self.settled: dict[Any, Any] = {}  # what they make of it
+        self.depth = 0  # how many layers the pass is in
 
     def begin_pass(self) -> None:
         """Start the pass of the next size."""
         self._passes.append({})
+        self.notes.append({})
 
     def note(self, site: object, args: Any, kwargs: Any) -> None:
         """Note what a layer is given in the pass that is running."""
         leaves = pytree.tree_leaves((args, kwargs))
         shapes = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
         self._passes[-1].setdefault(site, []).append(shapes)
+
+    def noted(self) -> dict[object, int]:
+        """Return how many calls of each layer the pass that is running has noted."""
+        return {site: len(calls) for site, calls in self._passes[-1].items()}
+
+    def forget_since(self, noted: dict[object, int]) -> None:
+        """Forget what was noted since then."""
+        for site, calls in self._passes[-1].items():
+            del calls[noted.get(site, 0) :]
 
     def follows(self, site: object, call: int, leaf: int, dim: int) -> bool | None:
         """Whether this dimension of a leaf of a site's call is the batch; None where there was no such call."""

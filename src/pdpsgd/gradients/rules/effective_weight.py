@@ -8,7 +8,7 @@ all examples at once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -33,8 +33,8 @@ from pdpsgd.gradients.per_example import (
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.convolution import bias_gradient, kernel_gradient
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 # Numbers that are passed back at once: several times as many are on the way, and all of them fit into the cache.
 AT_ONCE = 1 << 18
 # What may be asked of an input: nothing that depends on its numbers.
@@ -50,7 +50,7 @@ class EffectiveWeight:
 
     def __init__(self, site: Site, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._site, self._module, self._forward = site, module, forward
-        self._possible = isinstance(module, _LAYERS)
+        self._possible = isinstance(module, LAYERS)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return the layer's outputs; or None where it is no such layer, and nothing was recorded."""
@@ -127,7 +127,7 @@ class _Use(TorchFunctionMode):
             return func(*args, **options)
         if func in _HARMLESS:
             return func(*args, **options)
-        known = func is F.linear or func in _CONVOLUTIONS
+        known = func is F.linear or func in CONVOLUTIONS
         if not known or self.outputs is not None or args[:1] == () or args[0] is not self.inputs:
             raise _OtherUse
         self._take(func, args, options)
@@ -138,7 +138,9 @@ class _Use(TorchFunctionMode):
         given = {**dict(zip(names, args, strict=False)), **options}
         self.weight, self.bias = given["weight"], given.get("bias")
         if func is not F.linear:
-            self._geometry = _geometry_of(tuple(self.weight.shape), given)
+            self._geometry = geometry_of_call(tuple(self.weight.shape), given)
+            if self._geometry is None:
+                raise _OtherUse
         if self.inputs.dim() != (self.weight.dim() if func is not F.linear else max(2, self.inputs.dim())):
             raise _OtherUse  # one example, without a batch
         given["weight"], given["bias"] = detached(self.weight), detached(self.bias)
@@ -164,26 +166,23 @@ class _Use(TorchFunctionMode):
             of_bias = Materialized(bias_gradient(gradient), of_weight.shape[:1])
         for value, of_value in ((self.weight, of_weight), (self.bias, of_bias)):
             if value is not None and value.requires_grad:
-                yield from _pulled_back(value, of_value, leaves)
+                yield from pulled_back(value, of_value, leaves)
 
 
-def _geometry_of(shape: tuple[int, ...], given: dict[str, Any]) -> Geometry:
+def geometry_of_call(shape: tuple[int, ...], given: dict[str, Any]) -> Geometry | None:
+    """Return the geometry of a convolution with these arguments; None where its padding is given by name."""
     dimensions = len(shape) - 2
+    sizes = [given.get(name, usual) for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    if any(isinstance(size, str) for size in sizes):
+        return None
     stride, padding, dilation = (
-        _sizes(given.get(name, usual), dimensions)
-        for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))
+        (size,) * dimensions if isinstance(size, int) else tuple(size) for size in sizes
     )
     amounts = tuple(size for size in reversed(padding) for _ in range(2))
     return Geometry(shape, stride, dilation, given.get("groups", 1), amounts)
 
 
-def _sizes(size: Any, dimensions: int) -> tuple[int, ...]:
-    if isinstance(size, str):
-        raise _OtherUse
-    return (size,) * dimensions if isinstance(size, int) else tuple(size)
-
-
-def _pulled_back(value: Tensor, gradient: PerExample, leaves: dict[nn.Parameter, Tensor]) -> Gradient:
+def pulled_back(value: Tensor, gradient: PerExample, leaves: Mapping[Any, Tensor]) -> Gradient:
     """Yield the per-example gradients of the parameters that a value was computed from."""
     for parameter, leaf in leaves.items():
         if value is leaf:

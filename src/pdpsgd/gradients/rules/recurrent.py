@@ -22,6 +22,7 @@ from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.per_example import Gradient, OuterProducts, detached, shift_gradient
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.general import refuse_packed
+from pdpsgd.gradients.rules.linear import project
 from pdpsgd.gradients.rules.registry import rule_for
 
 _MOST_LAYERS = 64  # more than anybody stacks; a rule names its parameters
@@ -218,6 +219,31 @@ def recurrent(site: Site, module: nn.RNNBase, input: Tensor, hx: Any = None) -> 
     if found != shape:
         fail(f"Expected first states of shape {shape[0]} for {site.name}. Got {found}.")
     return _unrolled(site, module, inputs, states)
+
+
+@rule_for(nn.RNNCell, nn.LSTMCell, nn.GRUCell, parameters=("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+def recurrent_cell(site: Site, module: nn.RNNCellBase, input: Tensor, hx: Any = None) -> Any:
+    """Rule of nn.RNNCell, nn.LSTMCell and nn.GRUCell: two linear layers, and what is made of them."""
+    inputs = site.batched(input)
+    site.require_dimensions(inputs, 2)
+    if hx is None:
+        nothing = inputs.new_zeros(len(inputs), module.hidden_size)
+        hx = (nothing, nothing) if isinstance(module, nn.LSTMCell) else nothing
+    states = [site.batched(state) for state in (hx if isinstance(module, nn.LSTMCell) else (hx,))]
+    given = project(site, inputs, module.weight_ih, module.bias_ih)
+    carried = project(site, states[0], module.weight_hh, module.bias_hh)
+    if isinstance(module, nn.LSTMCell):
+        enter, keep, new, show = (given + carried).chunk(4, 1)
+        cell = torch.sigmoid(keep) * states[1] + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(show) * torch.tanh(cell), cell
+    if isinstance(module, nn.GRUCell):
+        width = 2 * module.hidden_size
+        reset, update = torch.sigmoid(given[:, :width] + carried[:, :width]).chunk(2, 1)
+        new = torch.tanh(given[:, width:] + reset * carried[:, width:])
+        return new + update * (states[0] - new)
+    assert isinstance(module, nn.RNNCell)
+    bend = torch.tanh if module.nonlinearity == "tanh" else torch.relu
+    return bend(given + carried)
 
 
 def frozen_recurrent(module: nn.RNNBase, original: Callable[..., Any], input: Any, hx: Any = None) -> Any:
