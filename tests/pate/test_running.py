@@ -12,6 +12,7 @@ import torch
 
 from pdpsgd import Budgets, Ledger, PdpsgdError
 from pdpsgd.data.benchmarks import load
+from pdpsgd.engine.distributed import Ranks
 from pdpsgd.pate import MECHANISMS, VotePlan, VoteSettings, plan_votes, run_pate, train_student
 
 DIGITS = load("digits")
@@ -121,27 +122,51 @@ def test_a_vote_that_its_plan_does_not_pay_for_cannot_be_made(changed: dict[str,
         replace(vote(), **changed)
 
 
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger.create(tmp_path / "people.ledger")
+    made.enroll(Budgets(BUDGETS.epsilon, ids=np.arange(1000)))
+    return made
+
+
+def held(ledger: Ledger, teachers: int) -> dict[str, Any]:
+    offer, settings = ledger.offer("all").budgets, VoteSettings().enlarged(teachers / 250)
+    planned = plan_votes(offer, settings=settings, accountant="certificate")
+    planned = replace(planned, plan=ledger.mark(planned.plan))
+    reserved = ledger.hold(ledger.reserve(planned.plan).number)
+    return {"budgets": offer, "planned": replace(planned, plan=reserved.plan), "reservation": reserved}
+
+
 @pytest.mark.filterwarnings("error")
-def test_a_vote_of_few_labels_is_warned_of_while_its_run_can_be_canceled(tmp_path: Path) -> None:
-    ledger = Ledger.create(tmp_path / "people.ledger")
-    ledger.enroll(Budgets(BUDGETS.epsilon, ids=np.arange(1000)))
-
-    def held(teachers: int) -> dict[str, Any]:
-        offer, settings = ledger.offer("all").budgets, VoteSettings().enlarged(teachers / 250)
-        planned = plan_votes(offer, settings=settings, accountant="certificate")
-        planned = replace(planned, plan=ledger.mark(planned.plan))
-        reserved = ledger.hold(ledger.reserve(planned.plan).number)
-        return {"budgets": offer, "planned": replace(planned, plan=reserved.plan), "reservation": reserved}
-
-    few = held(10)
+def test_a_vote_of_few_labels_is_warned_of_while_its_run_can_be_canceled(ledger: Ledger) -> None:
+    few = held(ledger, 10)
     with pytest.raises(
         UserWarning, match=r"Expect hardly more than a guess: .* \(teachers of VoteSettings\)"
     ):
         run(**few)
     assert few["reservation"].state == "reserved"
     ledger.cancel(few["reservation"].number)
-    result = run(**held(100))  # without a word
+    result = run(**held(ledger, 100))  # without a word
     assert result.verdict.is_for_release
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_charge_pays_for_one_vote(ledger: Ledger, anew: bool) -> None:
+    """Two votes have noise of their own each: together they cost twice what was charged."""
+    given = held(ledger, 100)
+    first, number = run(**given), given["reservation"].number
+    assert first.verdict.is_for_release
+    again = given | ({"reservation": ledger.hold(number)} if anew else {})  # as another process would
+    with pytest.raises(PdpsgdError, match=f"Run {number} was begun before, and has released steps"):
+        run(**again)
+    again["reservation"].finish()
+    assert ledger.check().passed
+
+
+def test_several_processes_do_not_vote_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdpsgd.pate.running.Ranks.join", lambda: Ranks(1, 2))
+    with pytest.raises(PdpsgdError, match=r"Expected one process: .* Got several"):
+        run()
 
 
 def test_a_student_without_examples_is_refused() -> None:

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.reservation import circumstances_of
 from pdpsgd.errors import check_positive, fail, warn
 from pdpsgd.models.networks import linear_model
@@ -87,7 +88,8 @@ def run_pate(
             where near examples are mostly alike, and harms where they are not (docs/results/table-3.md).
         seed: to repeat a run, which then is not for release.
         progress: whether to show progress bars on the error stream.
-        reservation: the run of a ledger that this is; it is begun before any record is used.
+        reservation: the run of a ledger that this is; it is begun before any record is used, and pays for one vote: a
+            second one under it is refused.
         doubt_said: whether somebody has been told already what speaks against this vote; otherwise that is warned of
             before this begins the run of a ledger: one from `Ledger.hold` can be canceled until then.
         circumstances: what else only the caller knows, as for `pdpsgd.planning.verdict.verdict`.
@@ -99,6 +101,10 @@ def run_pate(
         PdpsgdError: the data do not fit the list, the budgets allow no answer, or the teachers gave none.
     """
     inputs, targets = data
+    if Ranks.join().world_size > 1:
+        fail(
+            "Expected one process: each would vote with noise of its own. Got several: run without torchrun."
+        )
     _check(inputs, targets, budgets, public, classes)
     new = None if network is None else _checked_network(network, student, public, classes)
     if isinstance(planned, str):
@@ -117,7 +123,9 @@ def run_pate(
             labels = train_ridge_teachers(teachers, inputs, targets, public, classes=classes, progress=told)
         else:
             labels = train_network_teachers(new, teachers, inputs, targets, public, progress=told)
-        source = None if seed is None else RandomSource.from_seed(seed)
+        source = RandomSource.from_operating_system() if seed is None else RandomSource.from_seed(seed)
+        if reservation is not None:
+            reservation.tie(source.name)  # a charge pays for one vote
         answers = answer_queries(
             vote_counts(teachers, labels, classes=classes), planned, order, source=source
         )
