@@ -212,6 +212,10 @@ def test_texts_are_rehearsed_at_their_public_length(place, monkeypatch):
     settings = json.loads((place / "runs/a-rehearsal/public/settings.json").read_text())
     assert settings["encoder"]["max_tokens"] == 16
     assert not (place / "cache/pdpsgd/embeddings.sqlite").exists()  # nothing made up among what is kept
+    tuned = run("train", "nowhere.csv", *how, "--finetune", "lora", "--run-folder", "runs/b")
+    assert tuned.exit_code == 0, tuned.output
+    settings = json.loads((place / "runs/b-rehearsal/public/settings.json").read_text())
+    assert settings["encoder"]["finetune"] == "last-layer"
 
 
 def test_a_copy_of_a_ledger_has_all_that_was_written_and_gives_nothing_back(tmp_path):

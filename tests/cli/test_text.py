@@ -122,15 +122,14 @@ def mails(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("more", ["--steps 20", "--finetune lora --max-tokens 8 --steps 6 --batch-size 20"])
 def test_a_model_of_texts_predicts_for_new_texts(mails, more):
-    if "lora" in more:
-        pytest.importorskip("peft")
     done = CliRunner().invoke(app, [*TRAIN.split(), *more.split(), "--spend", "all", "--run-folder", "run"])
     assert done.exit_code == 0, done.output
-    if "lora" in more:  # adapters and head, and no weight of the encoder
+    if "lora" in more:  # adapter and head, and no weight of the encoder but the normalization between them
         with safe_open("run/public/model.safetensors", framework="pt") as file:
-            assert all("lora" in name or name.startswith("head.") for name in file.keys())  # noqa: SIM118
+            parts = {name.split(".")[0] for name in file.keys()}  # noqa: SIM118
+        assert parts == {"down", "up", "head", "normalization"}
         settings = json.loads((mails / "run/public/settings.json").read_text())
-        assert settings["encoder"] == {**load_encoder(max_tokens=8).description(), "finetune": "lora"}
+        assert settings["encoder"] == {**load_encoder(max_tokens=8).description(), "finetune": "last-layer"}
     new = polars.DataFrame({"text": ["minutes of the meeting", "cheap pills", "cheap pills for you"]})
     new.write_csv("new.csv")
     scored = CliRunner().invoke(app, ["predict", "run", "new.csv", "-o", "scored.csv"])
@@ -138,6 +137,21 @@ def test_a_model_of_texts_predicts_for_new_texts(mails, more):
     answers = polars.read_csv("scored.csv")
     spam = answers["probability_spam"]
     assert spam[2] > spam[0]
+
+
+def test_an_encoder_that_ends_otherwise_gets_adapters_in_all_layers(mails, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.setattr("pdpsgd.models.adapters.has_last_layer", lambda encoder: False)
+    more = "--finetune lora --max-tokens 8 --steps 6 --batch-size 20 --spend all --run-folder run"
+    done = CliRunner().invoke(app, [*TRAIN.split(), *more.split()])
+    assert done.exit_code == 0, done.output
+    with safe_open("run/public/model.safetensors", framework="pt") as file:
+        assert all("lora" in name or name.startswith("head.") for name in file.keys())  # noqa: SIM118
+    settings = json.loads((mails / "run/public/settings.json").read_text())
+    assert settings["encoder"]["finetune"] == "lora"
+    polars.DataFrame({"text": KINDS}).write_csv("new.csv")
+    scored = CliRunner().invoke(app, ["predict", "run", "new.csv", "-o", "scored.csv"])
+    assert scored.exit_code == 0, scored.output
 
 
 def test_what_cannot_be_fine_tuned_is_refused_before_anything_is_written(mails):

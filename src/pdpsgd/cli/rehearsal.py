@@ -16,7 +16,6 @@ from pdpsgd.cli import shared
 from pdpsgd.cli.own_ledger import TrainingLedger, copy_of, ledger_of
 from pdpsgd.cli.shared import Screen
 from pdpsgd.cli.training_options import (
-    LORA,
     LORA_TOKENS,
     CommandOptions,
     DataOptions,
@@ -215,7 +214,9 @@ def _with_made_up_embeddings(inputs: TrainingInputs, how: DataOptions, screen: S
     """Stand in for what an encoder makes of texts, and say how long it takes: nobody's text is read."""
     import torch
 
+    from pdpsgd.models.adapters import LAST_LAYER, finetuned
     from pdpsgd.models.encoders import load_encoder
+    from pdpsgd.models.last_layer import no_states
 
     if how.finetune is not None and not inputs.texts:
         fail("Expected texts (--schema with a column of kind 'text') with --finetune. Got a schema without.")
@@ -226,8 +227,13 @@ def _with_made_up_embeddings(inputs: TrainingInputs, how: DataOptions, screen: S
     encoder = load_encoder(how.encoder, max_tokens=how.max_tokens or (LORA_TOKENS if adapted else None))
     count = len(inputs.texts)
     if adapted:
-        made = torch.randint(encoder.tokenizer.vocab_size, (count, encoder.max_tokens), generator=generator)
-        return inputs.with_tokens(lambda texts: made.int(), {**encoder.description(), "finetune": LORA})
+        description = finetuned(encoder)
+        if description["finetune"] == LAST_LAYER:
+            made = no_states(encoder, count).normal_(generator=generator)
+        else:
+            shape = (count, encoder.max_tokens)
+            made = torch.randint(encoder.tokenizer.vocab_size, shape, generator=generator).int()
+        return inputs.with_tokens(lambda texts: made, description)
     encoder.embed([f"first {'1 ' * encoder.max_tokens}"])  # the first one takes longer
     began = monotonic()
     encoder.embed([f"{number} " * encoder.max_tokens for number in range(TIMED_TEXTS)])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pdpsgd.data.people import PeopleData
+    from pdpsgd.models.encoders import Encoder
     from pdpsgd.models.pretraining import Progress
     from pdpsgd.training.inputs import TrainingInputs
 
@@ -359,7 +360,7 @@ def with_features(inputs: TrainingInputs, preset: str | None, say: Callable[[str
 def with_embeddings(inputs: TrainingInputs, how: DataOptions, screen: shared.Screen) -> TrainingInputs:
     """Replace texts, if there are any, by their embeddings, which are computed once and kept in the cache folder.
 
-    For adapters (`--finetune lora`) they are replaced by their tokens, as every step reads them anew.
+    For adapters (`--finetune lora`) they are replaced by what those are given, which is not kept.
     """
     if how.finetune is not None:
         check_one_of((LORA,), finetune=how.finetune)
@@ -373,12 +374,7 @@ def with_embeddings(inputs: TrainingInputs, how: DataOptions, screen: shared.Scr
 
     name = how.encoder
     if how.finetune is not None:
-        adapted = load_encoder(name, max_tokens=how.max_tokens or LORA_TOKENS)
-        screen.say(
-            f"Reading {len(inputs.texts):,} texts as {adapted.max_tokens} tokens each, for adapters in {name} "
-            "(public weights, which stay as they are). At small epsilon the frozen encoder alone is better."
-        )
-        return inputs.with_tokens(adapted.tokens, {**adapted.description(), "finetune": LORA})
+        return _for_adapters(inputs, load_encoder(name, max_tokens=how.max_tokens or LORA_TOKENS), screen)
     encoder, cache = load_encoder(name, max_tokens=how.max_tokens), EmbeddingCache.of_user()
     kept = (
         ""
@@ -402,18 +398,40 @@ def with_embeddings(inputs: TrainingInputs, how: DataOptions, screen: shared.Scr
             raise KeyboardInterrupt(message) from error
 
 
+def _for_adapters(inputs: TrainingInputs, encoder: Encoder, screen: shared.Screen) -> TrainingInputs:
+    """Replace texts by what adapters are given: states of the last layer, or tokens where all layers are adapted."""
+    from pdpsgd.models.adapters import LAST_LAYER, finetuned
+    from pdpsgd.models.last_layer import states
+
+    description = finetuned(encoder)
+    last = description["finetune"] == LAST_LAYER
+    screen.say(
+        f"Reading {len(inputs.texts):,} texts as {encoder.max_tokens} tokens each, for "
+        f"{'an adapter in the last layer' if last else 'adapters'} of {encoder.name} "
+        "(public weights, which stay as they are). At small epsilon the frozen encoder alone is better."
+    )
+    if not last:
+        return inputs.with_tokens(encoder.tokens, description)
+    with screen.bars() as progress:
+        return inputs.with_tokens(lambda texts: states(encoder, texts, progress=progress), description)
+
+
 TEXT_DEFAULTS = {"model": "linear", "steps": 200, "learning_rate": 100.0, "max_grad_norm": 0.1}
 """Options of a linear model on embeddings of length 1: the best on mails (docs/results/texts.md)."""
 LORA_TOKENS = 64
 LORA_DEFAULTS = {
     "model": LORA,
-    "steps": 100,
+    "steps": 200,
     "optimizer": "adam",
-    "learning_rate": 3e-3,
-    "max_grad_norm": 10.0,
+    "learning_rate": 0.1,
+    "max_grad_norm": 0.5,
     "max_physical_batch_size": 32,
 }
-"""Options of adapters: gradients are larger, as features are not of length 1, and batches fill the cache sooner."""
+"""Options of an adapter in the last layer: the best on mails at large budgets (docs/results/texts.md)."""
+ALL_LAYERS_DEFAULTS = {**LORA_DEFAULTS, "steps": 100, "learning_rate": 3e-3, "max_grad_norm": 10.0}
+"""Options of adapters in all layers: gradients are larger, as features are not of length 1."""
+DEFAULTS_OF_TEXTS = {None: TEXT_DEFAULTS, "last-layer": LORA_DEFAULTS, "lora": ALL_LAYERS_DEFAULTS}
+"""Options by what the encoder's description says of adapters in it."""
 
 
 def make_network(

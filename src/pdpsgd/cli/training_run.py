@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pdpsgd.cli.agreement import confirm_signal, warn_of_release
 from pdpsgd.cli.own_ledger import TrainingLedger, announce, settle_folder
 from pdpsgd.cli.shared import Screen
-from pdpsgd.cli.training_options import LORA_DEFAULTS, TEXT_DEFAULTS, CommandOptions, make_network
+from pdpsgd.cli.training_options import DEFAULTS_OF_TEXTS, CommandOptions, make_network
 from pdpsgd.errors import fail
 from pdpsgd.planning.verdict import NOT_FOR_RELEASE
 from pdpsgd.training.run_folder import RunFolder
@@ -45,7 +45,7 @@ def defaults_of_texts(inputs: TrainingInputs) -> dict[str, Any]:
     """Return the options that suit texts: those of a linear model, or of adapters."""
     if inputs.encoder is None:
         return {}
-    known = LORA_DEFAULTS if inputs.encoder.get("finetune") else TEXT_DEFAULTS
+    known = DEFAULTS_OF_TEXTS[inputs.encoder.get("finetune")]
     return {**known, "batch_size": _quarter(inputs)}
 
 

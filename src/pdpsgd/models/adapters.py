@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.models.encoders import NO_TOKEN, Encoder, load_encoder
+from pdpsgd.models.last_layer import LastLayer, has_last_layer
 
 RANK = 4
+ALL_LAYERS, LAST_LAYER = "lora", "last-layer"
+"""What a description says of adapters."""
 
 
 class AdaptedEncoder(nn.Module):
@@ -60,9 +63,15 @@ class AdaptedEncoder(nn.Module):
         return logits
 
 
-def load_adapted(description: Mapping[str, Any], classes: int | None) -> AdaptedEncoder:
+def load_adapted(description: Mapping[str, Any], classes: int | None) -> AdaptedEncoder | LastLayer:
     """Make the network that an encoder's description stands for, with adapters that change nothing yet."""
-    return AdaptedEncoder(encoder_of(description), classes or 1)
+    kind = LastLayer if description["finetune"] == LAST_LAYER else AdaptedEncoder
+    return kind(encoder_of(description), classes or 1)
+
+
+def finetuned(encoder: Encoder) -> dict[str, Any]:
+    """Describe an encoder with adapters: in its last layer, or in all layers where it ends otherwise than BERT does."""
+    return {**encoder.description(), "finetune": LAST_LAYER if has_last_layer(encoder) else ALL_LAYERS}
 
 
 def encoder_of(description: Mapping[str, Any]) -> Encoder:

@@ -84,7 +84,9 @@ class Encoder:
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
         done = len(texts) - len(missing)
         try:
-            for key, embedding in zip(missing, self._embed_all(list(missing.values())), strict=True):
+            for key, embedding in zip(
+                missing, self.each(list(missing.values()), self._embed_one), strict=True
+            ):
                 known[key] = embedding
                 done += 1
                 if cache is not None:
@@ -111,19 +113,18 @@ class Encoder:
             row[: len(ids)] = ids
         return rows
 
-    def _embed_all(self, texts: Sequence[str]) -> Iterator[Tensor]:
-        """Embed texts in as many threads as torch would use for one; each of them has a text of its own."""
+    def each(self, texts: Sequence[str], read: Callable[[str], Tensor]) -> Iterator[Tensor]:
+        """Read texts in as many threads as torch would use for one; each of them has a text of its own."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
             for first in range(0, len(texts), TEXTS_AT_ONCE):
-                yield from pool.map(self._embed_one, texts[first : first + TEXTS_AT_ONCE])
+                yield from pool.map(torch.no_grad()(read), texts[first : first + TEXTS_AT_ONCE])
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
 
-    @torch.no_grad()
     def _embed_one(self, text: str) -> Tensor:
         ids = torch.tensor([self.token_ids(text)])
         states = self.network(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]

@@ -18,7 +18,7 @@ ENCODER = {
     "max_tokens": Range(1, whole=True),
     "pooling": str,
     "digest": str,
-    "finetune": Optional(OneOf(("lora",))),
+    "finetune": Optional(OneOf(("lora", "last-layer"))),
 }
 """What read the texts, with adapters in it or without."""
 SETTINGS = {

@@ -125,7 +125,7 @@ class TrainingInputs:
     def with_tokens(
         self, tokens: Callable[[Sequence[str]], Any], encoder: Mapping[str, Any]
     ) -> TrainingInputs:
-        """Replace every text by its tokens, for a network that reads them."""
+        """Replace every text by its tokens, or their states, for a network with adapters that is given them."""
         read = tokens(self.texts)
         made = self.with_features(f"tokens of {encoder['name']}", lambda numbers: read[numbers[:, 0].long()])
         return replace(made, texts=(), encoder=encoder)

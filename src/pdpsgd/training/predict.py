@@ -19,6 +19,7 @@ from pdpsgd.data.rows import Rows, read_rows
 from pdpsgd.engine.batches import call
 from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.models.adapters import AdaptedEncoder, encoder_of, load_adapted
+from pdpsgd.models.last_layer import LastLayer, states
 from pdpsgd.training.model_description import WITHHELD, ModelDescription
 from pdpsgd.training.presets import features_of
 from pdpsgd.training.regression import in_range
@@ -109,6 +110,8 @@ class TrainedModel:
         """Return what the network is given of these rows."""
         if self.description.encoder is None:
             return self.features_of(rows.inputs)
+        if isinstance(self.network, LastLayer):
+            return states(self.encoder, rows.texts)
         read = self.encoder.tokens if isinstance(self.network, AdaptedEncoder) else self.encoder.embed
         return read(rows.texts)
 
