@@ -408,7 +408,7 @@ def _for_adapters(inputs: TrainingInputs, encoder: Encoder, screen: shared.Scree
     screen.say(
         f"Reading {len(inputs.texts):,} texts as {encoder.max_tokens} tokens each, for "
         f"{'an adapter in the last layer' if last else 'adapters'} of {encoder.name} "
-        "(public weights, which stay as they are). At small epsilon the frozen encoder alone is better."
+        "(public weights, which stay as they are). Up to large epsilon the frozen encoder alone may be as good."
     )
     if not last:
         return inputs.with_tokens(encoder.tokens, description)
