@@ -22,8 +22,8 @@ RANK = 1
 STRENGTH = 0.012
 KEPT_AS = torch.float16
 """How states are kept: half of what they would take as single precision."""
-MOST_BYTES = 8 * 2**30
-"""What states may take in memory."""
+MOST_BYTES = 4 * 2**30
+"""What states may take in memory; while they are put in the order of people it is twice that."""
 
 
 class LastLayer(nn.Module):
