@@ -448,19 +448,28 @@ def test_recording_sees_layers_whose_input_needs_a_gradient() -> None:
         assert torch.equal(found[0][parameter], found[1][parameter])
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "table"])
+TABLES: dict[str, Any] = {
+    "table": lambda: nn.Embedding(9, 5, padding_idx=2),
+    "mean of a bag": lambda: nn.EmbeddingBag(9, 5, mode="mean"),
+    "sum of a bag": lambda: nn.EmbeddingBag(9, 5, mode="sum"),
+    "padded bag": lambda: nn.EmbeddingBag(9, 5, mode="sum", padding_idx=2),
+}
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *TABLES])
 def test_clipping_in_one_call_gives_the_bits_of_the_steps_one_by_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if native.library() is None:
         pytest.skip("no compiled code")
     torch.manual_seed(0)
-    build, shape = ARCHITECTURES.get(
-        name, (lambda: nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 2)), (3, 4))
-    )
-    module = build()
+    if name in TABLES:
+        module, shape = nn.Sequential(TABLES[name](), nn.Linear(5, 2)), (3, 4)
+    else:
+        build, shape = ARCHITECTURES[name]
+        module = build()
     # Rows that do not lie side by side: the code reads copies, which have to be there for as long.
-    inputs = torch.randint(9, (shape[1], shape[0])).t() if name == "table" else torch.randn(shape)
+    inputs = torch.randint(9, shape[::-1]).t() if name in TABLES else torch.randn(shape)
     at_once, found = Layers.add_clipped, []
     done: list[bool] = []
 

@@ -195,7 +195,7 @@ class PrivateOptimizer(Optimizer):
             loss_reduction=self._loss_reduction,
             views=self._views,
             starts=None if batch.starts is None else torch.from_numpy(batch.starts),
-            whose=torch.from_numpy(batch.people),
+            whose=None if batch.starts is None else torch.from_numpy(batch.people),
             note=self._note_of(batch, spending),
         )
 

@@ -26,6 +26,7 @@ from pdpsgd.gradients.recorder import Call
 from pdpsgd.gradients.views import over_views
 from pdpsgd.gradients.weights import charged_norms, checked_largest, weigh
 
+_HALF = frozenset((torch.bfloat16, torch.float16))
 _instrumented_by: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
     weakref.WeakKeyDictionary()
 )
@@ -82,8 +83,7 @@ class ClippedGradients:
     @property
     def recorded_in_half_precision(self) -> bool:
         """Whether the backward pass that waits went through a layer in 16 bits."""
-        half = (torch.bfloat16, torch.float16)
-        return any(call.dtype in half for call in self._recorder.calls)
+        return not _HALF.isdisjoint([call.dtype for call in self._recorder.calls])
 
     @torch.no_grad()
     def clipped_sum(

@@ -6,6 +6,7 @@ something of a batch there is not, and nothing tells one from the other. So the 
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,7 +38,9 @@ class AfterSteps(StepObserver):
             for held in (own_parameters(child), own_buffers(child))
         ]
         self._names: dict[str, None] = {}
-        self._left: dict[str, Tensor | None] = {}  # as the last step left them
+        self._places: list[str] = []  # of what the last step left
+        self._before: list[Tensor | None] = []  # what these are the places of
+        self._left: list[Tensor | None] = []
         self._writes: list[int] = []
         self._values: dict[str, Tensor] = {}
         self._steps = 0
@@ -58,31 +61,34 @@ class AfterSteps(StepObserver):
     def step_begins(self, step: int, round: int) -> None:
         """Look what was written since the last step; a fresh model has not been put there yet."""
         self._look()
-        self._left, self._values = {}, {}
+        self._left, self._values = [], {}
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Look what was written between two batches of a step, and note what the step leaves."""
         self._look()
-        self._left, self._values = {}, {}
+        self._left, self._values = [], {}
         batch.when_taken.append(self._note)
 
     def _note(self) -> None:
         self._steps += 1
-        self._left = self._tensors()
-        tensors = list(self._left.values())
-        self._writes = versions(tensors)
+        self._left = [tensor for _, held in self._held for tensor in held.values()]
+        self._writes = versions(self._left)
+        if not _are_same(self._left, self._before):  # names take longer than all else here
+            self._before, self._places = self._left, list(self._tensors())
         is_due = self._steps % OFTEN == 0 or (self._steps < OFTEN and self._steps & (self._steps - 1) == 0)
-        if is_due and sum(0 if tensor is None else tensor.numel() for tensor in tensors) <= FEW:
-            self._values = {
-                name: tensor.detach().clone() for name, tensor in self._left.items() if tensor is not None
-            }
+        if is_due and sum(0 if tensor is None else tensor.numel() for tensor in self._left) <= FEW:
+            left = zip(self._places, self._left, strict=True)
+            self._values = {name: tensor.detach().clone() for name, tensor in left if tensor is not None}
 
     def _look(self) -> None:
         """Name what was written to since the last step; once."""
         if not self._left:
             return
+        there = [tensor for _, held in self._held for tensor in held.values()]
+        if not self._values and _are_same(there, self._left) and versions(there) == self._writes:
+            return
         now = self._tensors()
-        for (name, tensor), writes in zip(self._left.items(), self._writes, strict=True):
+        for name, tensor, writes in zip(self._places, self._left, self._writes, strict=True):
             if now.get(name) is not tensor or versions([tensor]) != [writes]:
                 self._names[name] = None
         for name, value in self._values.items():
@@ -95,6 +101,10 @@ class AfterSteps(StepObserver):
             for place, held in self._held
             for name, tensor in held.items()
         }
+
+
+def _are_same(tensors: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    return len(tensors) == len(others) and all(map(is_, tensors, others))
 
 
 def _same(tensor: Tensor | None, value: Tensor) -> bool:

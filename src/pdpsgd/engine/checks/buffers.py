@@ -39,6 +39,7 @@ class BufferWatch(StepObserver):
     def __init__(self, module: nn.Module, *, trainable: Iterable[nn.Parameter]) -> None:
         self._modules = list(module.named_modules())
         self._trainable = frozenset(map(id, trainable))  # a tensor's own hash is slow
+        self._trained_or_none = self._trainable | {id(None)}
         self._with_extra_state = [
             (name, child)
             for name, child in self._modules
@@ -64,7 +65,7 @@ class BufferWatch(StepObserver):
         """Note the state of all of them: a batch is yielded."""
         self._before = self._now()
         self._values = {}
-        if any(tensor is not None and id(tensor) not in self._trainable for tensor in self._before[0]):
+        if not self._trained_or_none.issuperset(map(id, self._before[0])):
             kept = {n: tensor for n, tensor in self._tensors().items() if id(tensor) not in self._trainable}
             if self._is_due(sum(tensor.numel() for tensor in kept.values())):
                 self._values = {name: _content(tensor) for name, tensor in kept.items()}

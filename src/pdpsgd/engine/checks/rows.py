@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class SeenValues:
         [True, False, True]
         """
         news = False
-        for name, leaf in named_tensors(batch).items() if self._news < MOST_NEWS else ():
+        for name, leaf in _named(batch) if self._news < MOST_NEWS else ():
             if has_rows(leaf, size) and size:
                 found = _classes_of(leaf.detach())
                 known = self._seen.setdefault(name, set())
@@ -100,6 +101,13 @@ class SeenValues:
                     known |= found
         self._news += news
         return news
+
+
+def _named(batch: Any) -> Iterable[tuple[str, Tensor]]:
+    """Return what `named_tensors` has; of what most batches are, in less time."""
+    if type(batch) is list and all(type(part) is Tensor for part in batch):
+        return [(f".{place}", part) for place, part in enumerate(batch)]
+    return named_tensors(batch).items()
 
 
 def _classes_of(leaf: Tensor) -> set[float]:

@@ -180,25 +180,35 @@ class AtOnce:
         self.fields += fields
         return True
 
-    def take_lookups(self, rows: Tensor, gradient: Tensor, table: Tensor, padding: int | None) -> bool:
-        """Take a table of which each example looks up some rows, (examples,) or (examples, length)."""
+    def take_lookups(
+        self, rows: Tensor, gradient: Tensor, table: Tensor, padding: int | None, share: float | None = None
+    ) -> bool:
+        """Take a table of which each example looks up some rows, (examples,) or (examples, length).
+
+        With a share, the gradient is that of an example's bag, in which every lookup has that share.
+        """
         place = self._totals.get(id(table))
         if place is None or not table.requires_grad or type(rows) is not Tensor or not _has_numbers(gradient):
             return False
         total, (height, width) = place
         length = rows.shape[1] if rows.dim() == 2 else 1
+        of_gradient = rows.shape if share is None else rows.shape[:1]
         if (
             rows.dtype is not torch.int64
             or not rows.is_cpu
             or rows.dim() not in (1, 2)
             or not 0 < length <= MOST_LOOKUPS
-            or gradient.shape != (*rows.shape, width)
+            or gradient.shape != (*of_gradient, width)
         ):
             return False
         rows, gradient = rows.contiguous(), gradient.contiguous()
         self._copied += (rows, gradient)
+        shares = 0
+        if share is not None:
+            self._copied.append(of_lookups := gradient.new_full(rows.shape, share))
+            shares = of_lookups.data_ptr()
         nothing = -1 if padding is None else padding
-        self.fields += (length, width, height, gradient.data_ptr(), 0, total, rows.data_ptr(), nothing)
+        self.fields += (length, width, height, gradient.data_ptr(), shares, total, rows.data_ptr(), nothing)
         self.parameters.append(id(table))
         return True
 

@@ -230,7 +230,8 @@ void add_weighted_rows(int64_t rows, int64_t width, const double *weights, const
 #pragma omp parallel for schedule(static) if (rows * width > MUCH)
     for (long first = 0; first < width; first += TILE) {
         long count = smaller(TILE, width - first), row = 0;
-        double sums[TILE] = {0};
+        double sums[TILE];
+        memset(sums, 0, sizeof(double) * count);
         for (; row + 4 <= rows; row += 4) { /* four at a time, so that the sums are read and written less often */
             const float *restrict met = values + row * width + first;
             const double *weight = weights + row;
@@ -565,6 +566,13 @@ static long gram_room(int64_t layers, const layer *all)
     return most < 2 ? 0 : padded + STRETCH * padded + SLACK + 5 * most * padded + 2;
 }
 
+/* The rows of a factor, and the squared norm of one of them. */
+typedef struct {
+    const float *left;
+    long width;
+    double square;
+} squared;
+
 /* The squared norm of each example's gradients over all layers. A left factor of one position counts as `smallest` at
  * least. For layers with several positions, `ratios` (layers, examples) gets the sum of the norms of the products over
  * the norm of their sum, for people those of every layer. With `starts` an example is a person, who has the rows from
@@ -591,6 +599,7 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, const int6
 #pragma omp for schedule(static)
         for (long n = 0; n < examples; n++) {
             double total = 0;
+            squared met = {NULL, 0, 0};
             for (long k = 0; k < layers && !failed; k++) {
                 const layer *l = all + k;
                 if (l->rows != NULL) {
@@ -612,10 +621,11 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, const int6
                     total += products_square(l, n, again, scratch, ratios + k * examples + n);
                     continue;
                 }
-                const float *left = l->left + n * l->left_width;
-                total += l->positions == 0
-                             ? sum_of_squares(left, l->left_width)
-                             : outer_square(left, l->left_width, l->right + n * l->right_width, l->right_width, smallest);
+                if (l->left != met.left || l->left_width != met.width) /* a bias has the left factor of its weight */
+                    met = (squared){l->left, l->left_width, sum_of_squares(l->left + n * l->left_width, l->left_width)};
+                total += l->positions == 0 ? met.square
+                                           : (met.square < smallest ? smallest : met.square)
+                                                 * sum_of_squares(l->right + n * l->right_width, l->right_width);
             }
             squares[n] = total;
         }

@@ -83,7 +83,19 @@ def embedding_bag(
             Lookups(examples, used, factors[:, None] * gradient[examples], shape, len(gradient)),
         )
 
-    return site.record(outputs, rows, gradients)
+    if (
+        input.dim() != 2
+        or module.mode == "max"
+        or per_sample_weights is not None
+        or module.padding_idx is not None
+    ):
+        return site.record(outputs, rows, gradients)
+
+    def in_place(output_gradient: Tensor, at_once: AtOnce) -> bool:
+        share = 1 / rows.shape[1] if module.mode == "mean" and rows.shape[1] else 1.0
+        return at_once.take_lookups(rows, output_gradient, module.weight, None, share)
+
+    return site.record(outputs, rows, gradients, in_place=in_place)
 
 
 def _shares(module: nn.EmbeddingBag, rows: Tensor, given: Tensor | None, gradient: Tensor) -> Tensor:
