@@ -6,7 +6,9 @@ these a release has changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,9 +58,12 @@ def version(tensor: Tensor) -> int:
 def versions(tensors: list[Tensor | None]) -> list[int]:
     """Return the same for many tensors, in little time; -1 for None."""
     try:
-        return [-1 if tensor is None else tensor._version for tensor in tensors]
-    except RuntimeError:  # an inference tensor has no count
+        return list(map(_counted, tensors))
+    except (AttributeError, RuntimeError):  # there is None, or an inference tensor, which has no count
         return [-1 if tensor is None else version(tensor) for tensor in tensors]
+
+
+_counted: Callable[[Tensor | None], int] = attrgetter("_version")
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:

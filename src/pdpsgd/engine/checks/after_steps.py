@@ -6,6 +6,7 @@ something of a batch there is not, and nothing tells one from the other. So the 
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class AfterSteps(StepObserver):
             for place, child in module.named_modules()
             for held in (own_parameters(child), own_buffers(child))
         ]
+        self._all = [held.values() for _, held in self._held]  # these go along with what modules hold
         self._names: dict[str, None] = {}
         self._places: list[str] = []  # of what the last step left
         self._before: list[Tensor | None] = []  # what these are the places of
@@ -71,7 +73,7 @@ class AfterSteps(StepObserver):
 
     def _note(self) -> None:
         self._steps += 1
-        self._left = [tensor for _, held in self._held for tensor in held.values()]
+        self._left = list(chain.from_iterable(self._all))
         self._writes = versions(self._left)
         if not _are_same(self._left, self._before):  # names take longer than all else here
             self._before, self._places = self._left, list(self._tensors())
@@ -84,7 +86,7 @@ class AfterSteps(StepObserver):
         """Name what was written to since the last step; once."""
         if not self._left:
             return
-        there = [tensor for _, held in self._held for tensor in held.values()]
+        there = list(chain.from_iterable(self._all))
         if not self._values and _are_same(there, self._left) and versions(there) == self._writes:
             return
         now = self._tensors()

@@ -6,7 +6,8 @@ running mean, an observer's maximum, a memory of earlier batches) would be a sec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,11 @@ class BufferWatch(StepObserver):
             for name, child in self._modules
             if type(child).get_extra_state is not nn.Module.get_extra_state
         ]
-        self._held: list[Mapping[str, Tensor | None]] = [
-            held for _, child in self._modules for held in (own_buffers(child), own_parameters(child))
+        # These go along with what modules hold.
+        self._held = [
+            held.values()
+            for _, child in self._modules
+            for held in (own_buffers(child), own_parameters(child))
         ]
         self._before: tuple[list[Tensor | None], list[int]] = ([], [])
         self._values: dict[str, Tensor] = {}
@@ -87,7 +91,7 @@ class BufferWatch(StepObserver):
 
     def _now(self) -> tuple[list[Tensor | None], list[int]]:
         """Return all tensors, and how often each was written to, in little time."""
-        tensors = [tensor for held in self._held for tensor in held.values()]
+        tensors: list[Tensor | None] = list(chain.from_iterable(self._held))
         return tensors, versions(tensors)
 
     def _refuse_what_changed(self) -> None:
