@@ -18,7 +18,8 @@ from scipy import stats
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.sampling.generators import AES, SFC64, SHAKE, generator_of
-from pdpsgd.sampling.source import AHEAD, RandomSource
+from pdpsgd.sampling.source import RandomSource
+from pdpsgd.sampling.step_noise import AHEAD
 
 KEY = bytes(range(32))
 SOURCES = {
@@ -197,7 +198,7 @@ def test_steps_and_ranks_below_zero_are_refused(options: dict) -> None:
 
 def test_keys_and_draws_do_not_need_torch() -> None:
     code = (
-        "import sys; from pdpsgd.sampling.source import AHEAD, RandomSource; import pdpsgd.sampling.sampler; "
+        "import sys; from pdpsgd.sampling.source import RandomSource; import pdpsgd.sampling.sampler; "
         "RandomSource.from_seed(1).draw_generator(step=0).random_raw(3); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

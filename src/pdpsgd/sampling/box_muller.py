@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,11 @@ COS = (
 QUARTER_PI = math.pi / 4
 LN2_HIGH = float.fromhex("0x1.62e42fefa38p-1")  # 42 bits: exact times any exponent there is
 LN2_LOW = float.fromhex("0x1.ef35793c7673p-45")
-NEAR_ONE = 0.2928932188134524  # 1 - sqrt(1/2): above, 1 - u is taken as u / 2^-1 - 1
 _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 
 _Floats = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
+Further = Sequence[tuple[int, BitGenerator]]  # up to which pair further words come from which generator
 
 
 def normals(words: BitGenerator, further: BitGenerator, count: int, *, scale: float = 1.0) -> _Floats:
@@ -100,28 +101,29 @@ class _Workspace(threading.local):
         self._floats, self._flags = np.empty(0), np.empty(0, dtype=np.bool_)
 
     def take(self, pairs: int) -> tuple[_Floats, _Flags]:
-        """Return seven rows of numbers, one after the other, and one of flags."""
+        """Return six rows of numbers, one after the other, and one of flags."""
         if len(self._flags) < pairs:
-            self._floats, self._flags = np.empty(7 * pairs), np.empty(pairs, dtype=np.bool_)
-        return self._floats[: 7 * pairs].reshape(7, pairs), self._flags[:pairs]
+            self._floats, self._flags = np.empty(6 * pairs), np.empty(pairs, dtype=np.bool_)
+        return self._floats[: 6 * pairs].reshape(6, pairs), self._flags[:pairs]
 
 
-workspace = _Workspace()
+_workspace = _Workspace()
 
 
 def normals_of(
-    words: WordArray, further: BitGenerator, *, scale: float, out: _Floats | None = None
+    words: WordArray, further: BitGenerator | Further, *, scale: float, out: _Floats | None = None
 ) -> _Floats:
     """Return as many normal numbers as words, which are a multiple of 16; `out` may be the memory of the words."""
+    if not isinstance(further, Sequence):
+        further = [(len(words) // 2, further)]
     numbers = np.empty(len(words)) if out is None else out
-    rows, flags = workspace.take(len(words) // 2)
-    kept, radius, *work = rows
-    own = kept.view(np.uint64)
+    rows, flags = _workspace.take(len(words) // 2)
+    own, radius = rows[0].view(np.uint64), rows[1]
     _eights(own)[:] = _eights(words)[::2]
-    _radii(own, radius, further, work, flags)
+    _radii(own.view(np.int64), radius, further, rows[2:], flags)
     np.multiply(radius, scale, radius)
     _eights(own)[:] = _eights(words)[1::2]
-    for place, coordinate in enumerate(_turned(radius, own, rows[2:])):
+    for place, coordinate in enumerate(_turned(radius, own.view(np.int64), rows[2:4], rows[4:])):
         _eights(numbers)[place::2] = _eights(coordinate)
     return numbers
 
@@ -136,46 +138,62 @@ def _constant(value: float) -> npt.NDArray[Any]:
     return np.array(value)
 
 
-_TWO_POWERS = {power: _constant(2.0**power) for power in (-64, -61)}
-_ONE, _TWO, _HIGH, _LOW = map(_constant, (1.0, 2.0, LN2_HIGH, LN2_LOW))
-_NEAR_ONE, _FEW, _PLACES, _ALL_BUT_SIGN, _TO_SWAP = map(_constant, (NEAR_ONE, 2**53, 52, 63, 2))
+def _bits(value: float) -> npt.NDArray[Any]:
+    return np.array(value, dtype=np.float64).view(np.int64)
+
+
+# Powers of two that take a word to a fraction are in the constants, where they cost nothing and round nothing.
+_WORD, _EIGHTH = 2.0**64, 2.0**61
+_ZERO, _TWO, _HIGH, _LOW = map(_constant, (0.0, 2.0, LN2_HIGH, LN2_LOW))
+_FEW, _PLACES, _TO_SIGN, _ALL_BUT_SIGN = map(_constant, (2.0**53, 52, 63, 2**63 - 1))
+_TO_SWAP, _ONE_PLACE = map(_constant, (2, 1))
 _POWERS_FROM, _IN_EIGHTH, _SIGN = map(_constant, (_SQRT_HALF_BITS + 2**52 - 1, 2**61 - 1, -(2**63)))
+_WORD_BITS, _WHOLE = _bits(_WORD), _constant(1.5 * 2.0**52)
+_WHOLE_BITS = (
+    _bits(1.5 * 2.0**52) + 64
+)  # whole numbers up to 2^51 added to these bits are floats, off by _WHOLE
 _LOG = tuple(map(_constant, LOG))
-_COS_AND_SIN = tuple(np.array(pair)[:, None] for pair in zip(COS, (*SIN, 0.0), strict=True))
-_ONE_AND_QUARTER_PI, _TO_SIGNS = np.array([[1.0], [QUARTER_PI]]), np.array([[0], [1]])
+_COS = tuple(_constant(some / _EIGHTH ** (2 * power + 2)) for power, some in enumerate(COS))
+_SIN = tuple(_constant(some / _EIGHTH ** (2 * power + 3)) for power, some in enumerate(SIN))
+_BOTH = tuple(np.array([pair]).T for pair in zip(_COS, _SIN, strict=False))
+_BEGINS = np.array([[1.0], [QUARTER_PI / _EIGHTH]])
 
 
-def _radii(
-    words: WordArray, exponent: _Floats, further: BitGenerator, work: list[_Floats], flags: _Flags
-) -> None:
-    """Write sqrt(-2 ln u)."""
-    nearness, fraction, far, more, spare = work
-    signed, distance, is_upper = words.view(np.int64), far.view(np.int64), spare.view(np.int64)
-    # The distance of u from 0 or, if that is nearer, from 1, in units of 2^-64.
-    np.right_shift(signed, _ALL_BUT_SIGN, is_upper)
-    np.bitwise_xor(signed, is_upper, distance)
-    np.copyto(nearness, distance)
-    np.multiply(nearness, _TWO_POWERS[-64], nearness)
-    places = np.flatnonzero(np.less(distance, _FEW, flags))
-    nearness[places] = _all_continued(distance[places].tolist(), further)
-    _split(nearness, exponent, fraction, more)
-    # u = 1 - nearness = 2^-far (1 + f): f is exact.
-    np.copyto(far, np.greater_equal(nearness, _NEAR_ONE, flags))
-    _replace(exponent, far, is_upper, more)
-    np.add(nearness, np.multiply(nearness, far, more), nearness)
-    np.subtract(far, nearness, far)
-    _replace(fraction, far, is_upper, more)
-    half = _minus_log(exponent, fraction, [nearness, far, more])
+def _radii(words: IntArray, exponent: _Floats, further: Further, work: _Floats, flags: _Flags) -> None:
+    """Write sqrt(-2 ln u); the words are used up.
+
+    With n the distance of u from 0 or, if that is nearer, from 1, u is 2^-e (1 + f), and 1 + f is between the square
+    roots of 1/2 and 2: f = 2^e n - 1 below 1/2, and e - 2^e n above, where e is 0 or 1. Both are exact.
+    """
+    fraction, upper, powers, spare = work
+    is_upper, power, bits = (some.view(np.int64) for some in (upper, powers, fraction))
+    np.right_shift(words, _TO_SIGN, is_upper)
+    np.bitwise_xor(words, is_upper, words)
+    nearness = fraction  # in units of 2^-64
+    np.copyto(nearness, words)
+    places = np.flatnonzero(np.less(nearness, _FEW, flags))
+    begins = np.searchsorted(places, [0, *(end for end, _ in further)]).tolist()
+    for (_, generator), begin, end in zip(further, begins[:-1], begins[1:], strict=True):
+        some = places[begin:end]
+        nearness[some] = np.multiply(_all_continued(words[some].tolist(), generator), _WORD)
+    np.bitwise_and(is_upper, _WORD_BITS, power)
+    np.subtract(nearness, powers, powers)
+    np.bitwise_and(
+        power, _ALL_BUT_SIGN, power
+    )  # u, rounded: for its exponent (at sqrt(1/2) 0 and 1 give equal bits)
+    np.subtract(_POWERS_FROM, power, power)
+    np.right_shift(power, _PLACES, power)  # e - 64
+    np.add(power, _WHOLE_BITS, exponent.view(np.int64))
+    np.subtract(exponent, _WHOLE, exponent)
+    np.left_shift(power, _PLACES, power)
+    np.add(bits, power, bits)  # 2^e n
+    np.copyto(spare, np.greater(exponent, _ZERO, flags))
+    np.subtract(fraction, spare, fraction)
+    np.bitwise_and(is_upper, _SIGN, is_upper)
+    np.bitwise_xor(bits, is_upper, bits)
+    half = _minus_log(exponent, fraction, [upper, powers, spare])
     np.add(half, half, half)
     np.sqrt(half, half)
-
-
-def _replace(values: _Floats, by: _Floats, where: IntArray, work: _Floats) -> None:
-    """Write one over the other where all bits are set, not where none is: many times faster than by a flag."""
-    bits, others, change = (some.view(np.int64) for some in (values, by, work))
-    np.bitwise_xor(bits, others, change)
-    np.bitwise_and(change, where, change)
-    np.bitwise_xor(bits, change, bits)
 
 
 def _all_continued(distances: list[int], further: BitGenerator) -> list[float]:
@@ -195,16 +213,6 @@ def continued(distance: int, further: BitGenerator) -> float:
     return math.ldexp(float(max(distance, 1)), -bits)
 
 
-def _split(number: _Floats, exponent: _Floats, fraction: _Floats, work: _Floats) -> None:
-    """Write e and f with number = 2^-e (1 + f), and 1 + f between the square roots of 1/2 and 2; it is at most 1/2."""
-    bits, powers, mantissa = (some.view(np.int64) for some in (number, work, fraction))
-    np.subtract(_POWERS_FROM, bits, powers)
-    np.right_shift(powers, _PLACES, powers)
-    np.copyto(exponent, powers)
-    np.add(bits, np.left_shift(powers, _PLACES, mantissa), mantissa)
-    np.subtract(fraction, _ONE, fraction)
-
-
 def _minus_log(exponent: _Floats, fraction: _Floats, work: list[_Floats]) -> _Floats:
     """Return -ln(2^-e (1 + f)), in place of e."""
     s, square, correction = work
@@ -220,28 +228,34 @@ def _minus_log(exponent: _Floats, fraction: _Floats, work: list[_Floats]) -> _Fl
     return np.add(exponent, correction, exponent)
 
 
-def _turned(radius: _Floats, words: WordArray, work: _Floats) -> _Floats:
-    """Return the two coordinates of a point at the radius, turned by the angle that the word says."""
-    numbers, part, square, signs = work[:2], work[2], work[3], work[3:5].view(np.int64)
-    turn, bits = words.view(np.int64), square.view(np.int64)
+def _turned(radius: _Floats, turn: IntArray, numbers: _Floats, work: _Floats) -> _Floats:
+    """Write the two coordinates of a point at the radius, turned by the angle that the word says."""
+    (cosine, sine), (part, square) = numbers, work
+    bits, swapped = square.view(np.int64), part.view(np.int64)
     np.copyto(part, np.bitwise_and(turn, _IN_EIGHTH, bits))
-    np.multiply(part, _TWO_POWERS[-61], part)
     np.multiply(part, part, square)
-    # Cosine and sine in one: what the sine's polynomial has one power less for begins with a 0.
-    _polynomial(_COS_AND_SIN, square, numbers)
-    np.multiply(numbers, square, numbers)
-    np.add(numbers, _ONE_AND_QUARTER_PI, numbers)
-    np.multiply(numbers[1], part, numbers[1])
+    # Cosine and sine in one, but for the power that the cosine's polynomial has alone.
+    np.multiply(square, _COS[-1], cosine)
+    np.add(cosine, _COS[-2], cosine)
+    np.multiply(cosine, square, cosine)
+    np.multiply(square, _SIN[-1], sine)
+    for coefficient in _BOTH[-2::-1]:
+        np.add(numbers, coefficient, numbers)
+        np.multiply(numbers, square, numbers)
+    np.add(numbers, _BEGINS, numbers)
+    np.multiply(sine, part, sine)
     np.multiply(numbers, radius, numbers)
     # The third bit says whether they change places: all bits of that are set, or none.
-    swapped, change, both = part.view(np.int64), square.view(np.int64), numbers.view(np.int64)
+    both = numbers.view(np.int64)
     np.left_shift(turn, _TO_SWAP, swapped)
-    np.right_shift(swapped, _ALL_BUT_SIGN, swapped)
-    np.bitwise_xor(both[0], both[1], change)
-    np.bitwise_and(change, swapped, change)
-    np.bitwise_xor(both, change, both)
-    np.bitwise_and(np.left_shift(turn, _TO_SIGNS, signs), _SIGN, signs)
-    np.bitwise_xor(both, signs, both)
+    np.right_shift(swapped, _TO_SIGN, swapped)
+    np.bitwise_xor(both[0], both[1], bits)
+    np.bitwise_and(bits, swapped, bits)
+    np.bitwise_xor(both, bits, both)
+    for coordinate in both:
+        np.bitwise_and(turn, _SIGN, bits)
+        np.bitwise_xor(coordinate, bits, coordinate)
+        np.left_shift(turn, _ONE_PLACE, turn)
     return numbers
 
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from pdpsgd._typing import IntArray, WordArray
 from pdpsgd.errors import check_one_of, fail
 from pdpsgd.sampling.native import dispatch
 from pdpsgd.sampling.native.calls import AesWords
-from pdpsgd.sampling.words import BitGenerator
+from pdpsgd.sampling.words import PIECE, BitGenerator
 
 AES = "aes-256-ctr/box-muller"
 SHAKE = "shake-256/box-muller"
@@ -62,7 +63,7 @@ def has_aes() -> bool:
 def generator_of(algorithm: str, seed: bytes) -> BitGenerator:
     """Return the generator of this name, keyed with a seed of 32 bytes, at its beginning."""
     if algorithm == AES:
-        return compiled_words(algorithm, seed) or _Buffered(_aes(seed))
+        return compiled_words(algorithm, seed) or _Aes(seed)
     if algorithm == SHAKE:
         return _Buffered(_shake(seed))
     state: Any = _State(seed)
@@ -101,13 +102,6 @@ def words_at(algorithm: str, seed: bytes, places: IntArray, count: int) -> WordA
     return words.reshape(len(places), -1)[:, :count]
 
 
-def _aes(seed: bytes) -> Callable[[int], bytes]:
-    """Return what reads on in AES-256 in counter mode, by the package `cryptography`: at least as many bytes."""
-    ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-    encryptor = ciphers.Cipher(ciphers.algorithms.AES(seed), ciphers.modes.CTR(bytes(16))).encryptor()
-    return lambda size: encryptor.update(bytes(max(size, 512)))
-
-
 _SHAKE_CHUNK = 8 * 136  # bytes: eight blocks of the hash function
 
 
@@ -122,6 +116,9 @@ def _shake(seed: bytes) -> Callable[[int], bytes]:
     return read
 
 
+_ZEROS = memoryview(bytes(8 * PIECE))
+
+
 class _Buffered:
     """Words of a stream of bytes; of what is read beyond them, the next ones come first."""
 
@@ -133,6 +130,29 @@ class _Buffered:
         content = self._left + self._read(missing) if missing > 0 else self._left
         self._left = content[8 * size :]
         return np.frombuffer(content, dtype="<u8", count=size).astype(np.uint64, copy=False)
+
+
+class _Aes(_Buffered):
+    """AES-256 in counter mode, by the package `cryptography`: encrypted zeros."""
+
+    def __init__(self, seed: bytes) -> None:
+        ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
+        self._cipher = ciphers.Cipher(ciphers.algorithms.AES(seed), ciphers.modes.CTR(bytes(16))).encryptor()
+        super().__init__(lambda size: self._cipher.update(bytes(max(size, 512))))
+
+    def write(self, words: WordArray) -> None:
+        """Write the next words over an array, nearly all of them without memory of their own."""
+        read = min(len(self._left) // 8, len(words))
+        words[:read] = self.random_raw(read)
+        # Some releases of the package want room for 15 bytes more, which they leave alone: two words.
+        begin, end = read, max(read, len(words) - 2)
+        memory = words.view(np.uint8).data
+        for place in range(begin, end, PIECE):
+            size = min(PIECE, end - place)
+            self._cipher.update_into(_ZEROS[: 8 * size], memory[8 * place : 8 * (place + size + 2)])
+        if sys.byteorder != "little":
+            words[begin:end].byteswap(inplace=True)
+        words[end:] = self.random_raw(len(words) - end)
 
 
 class _State(ISeedSequence):

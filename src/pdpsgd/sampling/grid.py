@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from pdpsgd._typing import IntArray
 from pdpsgd.errors import check_positive, fail
-from pdpsgd.sampling.box_muller import GROUP, fill, workspace
+from pdpsgd.sampling.box_muller import GROUP, fill
 from pdpsgd.sampling.words import BitGenerator
 
 UNIT_BITS = 32  # the unit is 2^-32 clipping norms, or down to half of it
 GRID_BITS = 10  # the grid's step is 2^-10 standard deviations, or down to half of it
 LARGEST_NOISE_MULTIPLIER = 2**22
-_BLOCK = 2**15  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
+BLOCK = 2**15  # numbers whose noise is made at a time: memory is bounded, and stays in the cache
 
 
 @lru_cache(typed=True)
@@ -81,20 +81,26 @@ def add_noise(
         words: The step's words; as many as numbers are read, up to a multiple of 16.
         further: The step's words that continue a radius.
     """
-    half, shift, step = (np.array(some) for some in ((1 << scale.shift) >> 1, scale.shift, scale.step))
-    for start in range(0, len(total), _BLOCK):
-        part = total[start : start + _BLOCK]
+    for start in range(0, len(total), BLOCK):
+        part = total[start : start + BLOCK]
         made = _workspace.take(-(-len(part) // GROUP) * GROUP)
         fill(made, words, further, scale=scale.deviation)
-        free, _ = workspace.take(len(made) // 2)  # what the numbers were made in
-        noise, moved = made[: len(part)], free[:2].reshape(-1).view(np.int64)[: len(part)]
-        np.copyto(moved, np.rint(noise, noise), casting="unsafe")
-        np.add(moved, part, moved)
-        np.add(moved, half, moved)
-        np.right_shift(moved, shift, moved)  # floor(x / step + 1/2): the same for all multiples of the step
-        np.copyto(noise, moved)
-        np.multiply(noise, step, noise)
-        np.copyto(noised[start : start + _BLOCK], noise, casting="same_kind")
+        add(part, noised[start : start + BLOCK], scale, made[: len(part)])
+
+
+def add(
+    total: IntArray, noised: npt.NDArray[np.floating], scale: Scale, noise: npt.NDArray[np.float64]
+) -> None:
+    """Do what `add_noise` does with noise that was made before; its memory is used up."""
+    half, shift, step = (np.array(some) for some in ((1 << scale.shift) >> 1, scale.shift, scale.step))
+    moved = noise.view(np.int64)
+    _round(noise, moved, are_small=scale.deviation < _FLOATS_END / 64)  # none is beyond 36 deviations
+    np.add(moved, total, moved)
+    np.add(moved, half, moved)
+    np.right_shift(moved, shift, moved)  # floor(x / step + 1/2): the same for all multiples of the step
+    np.copyto(noise, moved)
+    np.multiply(noise, step, noise)
+    np.copyto(noised, noise, casting="same_kind")
 
 
 def quantize(sums: npt.NDArray[np.floating], multiples: IntArray, *, unit: float, largest: float) -> bool:
@@ -102,16 +108,30 @@ def quantize(sums: npt.NDArray[np.floating], multiples: IntArray, *, unit: float
 
     All are one-dimensional; the multiples may be in the memory of float64 sums. They are of no use if one is too large.
     """
-    for start in range(0, len(sums), _BLOCK):
-        part = sums[start : start + _BLOCK]
-        rounded = _workspace.take(len(part))
-        np.copyto(rounded, part)
-        np.multiply(rounded, 1 / unit, rounded)
-        np.rint(rounded, rounded)
-        if not (rounded.min() > -largest and rounded.max() < largest):  # nor if one is not a number
+    for start in range(0, len(sums), BLOCK):
+        part, into = sums[start : start + BLOCK], multiples[start : start + BLOCK]
+        farthest = max(-float(part.min()), float(part.max())) / unit
+        if not farthest < largest:
             return False
-        np.copyto(multiples[start : start + _BLOCK], rounded, casting="unsafe")
+        numbers = into.view(np.float64)
+        np.multiply(part, 1 / unit, numbers, dtype=np.float64)
+        _round(numbers, into, are_small=farthest < _FLOATS_END)
     return True
+
+
+# Floating-point numbers from 2^52 to 2^53 are whole numbers, and so are their bits, beginning with those of 2^52.
+_FLOATS_END = 2.0**51
+_MIDDLE = np.array(1.5 * 2.0**52)
+_MIDDLE_BITS = _MIDDLE.view(np.int64)
+
+
+def _round(numbers: npt.NDArray[np.float64], integers: IntArray, *, are_small: bool) -> None:
+    """Write the nearest integers into the numbers' memory, of two the even one; small ones are below 2^51."""
+    if are_small:
+        np.add(numbers, _MIDDLE, numbers)
+        np.subtract(integers, _MIDDLE_BITS, integers)
+    else:
+        np.copyto(integers, np.rint(numbers, numbers), casting="unsafe")
 
 
 class _Workspace(threading.local):

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
 
 from pdpsgd.errors import fail
 from pdpsgd.sampling import grid
@@ -69,11 +71,13 @@ def quantize(
         if out is None:
             quantized.append(torch.empty(total.shape, dtype=torch.int64, device=total.device))
         if has_plain_numbers(total) and has_plain_memory(quantized[place]):
-            flat, into = total.detach().view(-1), quantized[place].view(-1)
             if code is not None:
+                flat, into = total.detach().view(-1), quantized[place].view(-1)
                 good = calls.quantize(code, flat, into, unit=unit, largest=largest)
             else:
-                good = grid.quantize(flat.numpy(), into.numpy(), unit=unit, largest=largest)
+                good = grid.quantize(
+                    memory_of(total), memory_of(quantized[place]), unit=unit, largest=largest
+                )
         else:
             rounded = total.detach().to(torch.float64).div(unit).round_()
             good = _is_within(rounded, largest)
@@ -106,7 +110,13 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
     """Tell whether the tensor is one number after the other in this process's memory."""
     import torch
 
-    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+    return tensor.is_cpu and tensor.layout == torch.strided and tensor.is_contiguous()
+
+
+def memory_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return the memory of a tensor that has plain memory, as a flat array."""
+    array: npt.NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+    return array.reshape(-1)
 
 
 def add_noise(

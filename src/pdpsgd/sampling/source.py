@@ -26,7 +26,8 @@ from pdpsgd.sampling.generators import (
     words_at,
 )
 from pdpsgd.sampling.grid import Scale
-from pdpsgd.sampling.noise import add_noise, has_plain_numbers
+from pdpsgd.sampling.noise import has_plain_numbers
+from pdpsgd.sampling.step_noise import StepNoise
 from pdpsgd.sampling.words import BitGenerator
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from pdpsgd.sampling.native.calls import AesWords
 
 KEY_BYTES = 32
-AHEAD = 16  # steps whose generators of noise are keyed together
 
 
 class RandomSource:
@@ -72,7 +72,7 @@ class RandomSource:
         self._taken = False
         self._next_noise_step = 0
         self._process = os.getpid()
-        self._ahead: dict[int, tuple[BitGenerator, BitGenerator]] = {}
+        self._noise = StepNoise()
         self.name = name_of_key(key)
         self.seeded = seeded
         self.algorithm = choose_algorithm(secure=secure, wanted=algorithm)
@@ -158,7 +158,7 @@ class RandomSource:
     def erase(self) -> None:
         """Forget the key; every later use is refused."""
         self._key[:] = bytes(KEY_BYTES)
-        self._ahead.clear()
+        self._noise.forget()
         self._erased = True
 
     def draw_generator(self, *, step: int, rank: int = 0) -> BitGenerator:
@@ -235,19 +235,21 @@ class RandomSource:
         if out is None:
             out = [torch.empty(total.shape, dtype=torch.float32, device=total.device) for total in quantized]
         _check_release(quantized, out)
-        words, further = self._noise_generators(step)
+        self._give_out_noise(step)
+        sizes = (total.numel() for total in quantized)
+        noise = self._noise.of_step(step, sizes, scale, keyed=self._noise_generators)
         for total, result in zip(quantized, out, strict=True):
             numbers = total.detach().to("cpu").contiguous().view(-1)
             in_place = has_plain_numbers(result)
             noised = result.detach() if in_place else torch.empty(total.shape, dtype=torch.float64)
-            add_noise(numbers, noised.view(-1), scale, words, further)
+            noise.add(numbers, noised.view(-1))
             if not in_place:
                 with torch.no_grad():
                     result.copy_(noised)
         return list(out)
 
-    def _noise_generators(self, step: int) -> tuple[BitGenerator, BitGenerator]:
-        """Return the words of a step's noise, once: those of all pairs, and those that continue a radius."""
+    def _give_out_noise(self, step: int) -> None:
+        """Note that a step's noise is given out: once, and in this process."""
         if os.getpid() != self._process:
             fail(
                 "Expected noise to be given out by the process that made the run private. Got another one, a copy of "
@@ -259,14 +261,11 @@ class RandomSource:
                 f"Expected step >= {self._next_noise_step}: earlier noise was given out; on other gradients "
                 f"it would reveal their difference. Got step={step!r}."
             )
-        if step not in self._ahead:
-            # One after the other: keyed once a step, between other work, ciphers take ten times as long.
-            self._ahead = {
-                n: (self._generator("noise", number=n), self._generator("tails", number=n))
-                for n in range(step, step + AHEAD)
-            }
         self._next_noise_step = step + 1
-        return self._ahead.pop(step)
+
+    def _noise_generators(self, step: int) -> tuple[BitGenerator, BitGenerator]:
+        """Return the words of a step's noise: those of all pairs, and those that continue a radius."""
+        return self._generator("noise", number=step), self._generator("tails", number=step)
 
     def _generator(self, purpose: str, *, number: int, rank: int = 0) -> BitGenerator:
         if number < 0 or rank < 0:

@@ -20,7 +20,11 @@ class BitGenerator(Protocol):
 
 
 def read_into(words: WordArray, generator: BitGenerator) -> None:
-    """Write the next words over an array, in pieces."""
+    """Write the next words over an array: the generator by itself, if it can, or in pieces."""
+    write = getattr(generator, "write", None)
+    if write is not None:
+        write(words)
+        return
     for start in range(0, len(words), PIECE):
         piece = words[start : start + PIECE]
         np.copyto(piece, generator.random_raw(len(piece)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import numpy as np
 
@@ -32,7 +33,11 @@ KNOWN_ANSWERS = (
     ("00" * 32, "00" * 16, "dc95c078a2408989ad48a21492842087"),
 )
 # Words at which the ways through the code part.
-_EDGES = (0, 1, 2**53 - 1, 2**53, 2**61 - 1, 2**61, 2**62, 2**63 - 1)
+_NEAR_ONE = round((1 - math.sqrt(0.5)) * 2.0**64)  # of 1 - u: where the exponent of u changes
+_EDGES = (
+    *(0, 1, 2**53 - 1, 2**53, 2**61 - 1, 2**61, 2**62, 2**63 - 1),
+    *(_NEAR_ONE - 2**11, _NEAR_ONE - 1, _NEAR_ONE, _NEAR_ONE + 2**11),
+)
 _SCALES = (
     grid.Scale(2.0**32, 22, 2.0**-10),
     grid.Scale(3.3 * 2.0**31, 21, 2.0**-9),
