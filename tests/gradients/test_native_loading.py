@@ -156,7 +156,10 @@ def test_processors_without_avx512_get_other_code_that_agrees(tmp_path: Path) ->
 
 
 @with_compiler
-@pytest.mark.parametrize("disturbance", ["set_default_dtype(torch.float64)", "set_default_device('meta')"])
+@pytest.mark.parametrize(
+    "disturbance",
+    ["set_default_dtype(torch.float64)", "set_default_dtype(torch.bfloat16)", "set_default_device('meta')"],
+)
 def test_the_comparison_does_not_depend_on_the_users_defaults(disturbance: str) -> None:
     body = f"import torch; torch.{disturbance}; before = torch.get_rng_state(); print(native.library()); "
     assert script(f"{body} print(torch.equal(before, torch.get_rng_state()))").endswith("True")

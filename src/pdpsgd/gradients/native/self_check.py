@@ -159,7 +159,7 @@ def _same_at_once(
     rows, passed = _random(numbers, examples, 19), _random(numbers, examples, 4, 19)
     lookups = torch.randint(9, (examples, 4), generator=numbers, device="cpu"), passed, None, 3
     figures = (64.0, 0.75, 0.125, 1e-16, 1e-16)
-    clip_norms = torch.linspace(0.0, 2.0, examples, device="cpu")
+    clip_norms = torch.linspace(0.0, 2.0, examples, dtype=torch.float32, device="cpu")
 
     def fresh() -> tuple[calls.Layers, list[Tensor]]:
         totals = [torch.ones(size, dtype=torch.float64, device="cpu") for size in (widths, (19,), (9, 19))]
