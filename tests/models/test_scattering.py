@@ -36,6 +36,21 @@ def test_an_images_features_do_not_depend_on_other_images() -> None:
     torch.testing.assert_close(transform(images)[3:4], transform(images[3:4]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_an_image_s_features_have_the_same_bits_whoever_else_is_there(threads: int) -> None:
+    """Threads that share a batch round by how many images it has: whether one is there would move all others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count in (2, 65, 129):
+            images = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
+            assert torch.equal(scattering_features(images[1:]), scattering_features(images)[1:])
+            assert torch.equal(scattering_features(images[:-1]), scattering_features(images)[:-1])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_wavelets_do_not_see_a_constant_and_averages_keep_it() -> None:
     features = ScatteringFeatures(28, 28, groups=None)(torch.full((1, 1, 28, 28), 3.0))
     torch.testing.assert_close(features[:, 0], torch.full((1, 7, 7), 3.0), rtol=1e-5, atol=1e-5)

@@ -11,6 +11,7 @@ constants.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -77,10 +78,23 @@ def scattering_features(
 
     Images in color are made gray first: three times the features say little more, and a private model has to
     pay for every parameter.
+
+    Guarantee: an image's features depend on that image alone, to the bit: each few go through one thread, as several
+    that share them round by how many there are.
     """
     transform = ScatteringFeatures(*images.shape[2:], groups=groups)
-    with torch.no_grad():
-        return torch.cat([transform(gray(part)).to(dtype) for part in torch.split(images, batch)])
+
+    def features_of(part: Tensor) -> Tensor:
+        with torch.no_grad():  # which each thread has for itself
+            return transform(gray(part)).to(dtype)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.cat(list(pool.map(features_of, torch.split(images, batch))))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def gray(images: Tensor) -> Tensor:
