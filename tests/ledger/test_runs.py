@@ -285,6 +285,19 @@ def test_a_block_of_code_is_a_run(in_file: Ledger) -> None:
     in_file.finish(second.number, in_file.resume(second.number))
 
 
+def test_a_run_whose_state_nobody_moves_is_not_begun(in_file: Ledger) -> None:
+    """It could be cancelled after training, and what it has cost be spent again."""
+    in_file.enroll(people(1.0, 1.0))
+    run = in_file.reserve(everybody_in_every_step(["p0", "p1"], 0.1)).number
+    other = in_file.hold(run, watches=False)
+    with pytest.raises(PdpsgdError, match=r"Expected run 1 from Ledger.hold\(watches=True\)"):
+        other.begin()
+    other.begin(watches=False)  # as all ranks but the first
+    assert in_file.run(run).state == "reserved"
+    in_file.hold(run).begin()
+    assert in_file.run(run).state == "running"
+
+
 def test_nobody_is_on_a_list_twice(in_file: Ledger) -> None:
     in_file.enroll(people(2.0))
     with pytest.raises(PdpsgdError, match="Expected each person once"):

@@ -104,9 +104,17 @@ class ReservedRun:
         """Start the run, or take it over if it was started before; to be called before any record is read.
 
         On all ranks but the first, `watches` is False: one process moves the state of a run.
+
+        Raises:
+            PdpsgdError: Nobody would move its state: it would be trained while it can still be cancelled.
         """
         if self._begun:
             return
+        if watches and not self._watches:
+            fail(
+                f"Expected run {self.number} from Ledger.hold(watches=True), as this process is the only one, or the first "
+                "of several. Got watches=False: the ledger would not know that the run has begun."
+            )
         self._watches = self._watches and watches
         if self._watches:
             begun = self.book.begin(self.number)
