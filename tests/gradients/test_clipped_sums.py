@@ -456,9 +456,10 @@ TABLES: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *TABLES])
 def test_clipping_in_one_call_gives_the_bits_of_the_steps_one_by_one(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if native.library() is None:
         pytest.skip("no compiled code")
@@ -481,11 +482,14 @@ def test_clipping_in_one_call_gives_the_bits_of_the_steps_one_by_one(
         monkeypatch.setattr(Layers, "add_clipped", add)
         clipped = ClippedGradients(module)
         module(inputs).square().sum().backward()
-        clipped.clipped_sum(torch.tensor([0.5, 2.0, 0.0]), largest_clip_norm=2.0, loss_reduction="sum")
+        of_people = {"starts": torch.tensor([0, 2, 3]), "whose": torch.tensor([1, 0])} if many else {}
+        norms = torch.tensor([0.5, 2.0] if many else [0.5, 2.0, 0.0])
+        clipped.clipped_sum(norms, largest_clip_norm=2.0, loss_reduction="sum", **of_people)
         found.append([total.clone() for total in clipped.flat_sums])
         clipped.remove()
     assert all(map(torch.equal, *found))
-    assert done == [True]
+    # A layer that is used twice: what is added up over people is not read at once.
+    assert done == [not (many and name == "reused")]
 
 
 @pytest.mark.parametrize("wrong", ["gradient", "clipping norm"])

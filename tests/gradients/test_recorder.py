@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -190,7 +191,14 @@ class Linear(nn.Module):
 
 
 def sums_of(
-    gradients: ClippedGradients, rows: int, people: int, *, records: int, views: int, positions: int = 96
+    gradients: ClippedGradients,
+    rows: int,
+    people: int,
+    *,
+    records: int,
+    views: int,
+    positions: int = 96,
+    early: bool = False,
 ) -> Tensor:
     """Return the clipped sum where these people hold the same records, and further rows are nobody's."""
     width = next(iter(gradients.sums)).shape[0]
@@ -201,25 +209,30 @@ def sums_of(
         )
         for _ in range(2)
     )
-    (gradients.module(inputs) * targets).sum().backward()
-    gradients.zero_sums()
     count = rows // (records * views)
     clip_norms = torch.zeros(count)
     clip_norms[:people] = 1
     of_many = {}
     if records > 1:
         whose = torch.where(torch.arange(count) < people, torch.arange(count), -1)
-        of_many = {"starts": torch.arange(0, rows + 1, records), "whose": whose}
+        of_many = {"starts": torch.arange(0, rows // views + 1, records), "whose": whose}
+    if early:
+        gradients.expect(views=views, **of_many)
+    (gradients.module(inputs) * targets).sum().backward()
+    gradients.zero_sums()
     gradients.clipped_sum(clip_norms, largest_clip_norm=1.0, loss_reduction="sum", views=views, **of_many)
     return gradients.flat_sums[0].clone()
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize(
-    ("twice", "records", "views"), [(False, 2, 1), (False, 1, 2), (True, 1, 1)], ids=["many", "views", "tied"]
+    ("twice", "records", "views"),
+    [(False, 2, 1), (False, 1, 2), (True, 1, 1), (True, 2, 1), (True, 1, 2), (False, 2, 2)],
+    ids=["many", "views", "tied", "tied many", "tied views", "many views"],
 )
 def test_sums_are_the_same_bits_whether_or_not_gradients_are_taken_during_the_backward_pass(
-    twice: bool, records: int, views: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    twice: bool, records: int, views: int, early: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether they are depends on how many rows there are: with one more, everybody's would be rounded otherwise.
     if not compiled:
@@ -228,16 +241,80 @@ def test_sums_are_the_same_bits_whether_or_not_gradients_are_taken_during_the_ba
     edge = -(-(recorder.LARGE // (2 * 96 * 4) + 1) // 4) * 4
     people = (edge - 8) // (records * views)
     below, above = (
-        sums_of(gradients, rows, people, records=records, views=views) for rows in (edge - 4, edge)
+        sums_of(gradients, rows, people, records=records, views=views, early=early)
+        for rows in (edge - 4, edge)
     )
     assert torch.equal(below, above)
 
 
-def test_sums_are_the_same_bits_whether_or_not_there_is_room_for_gradients() -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_sums_are_the_same_bits_whether_or_not_there_is_room_for_gradients(early: bool) -> None:
     gradients = ClippedGradients(Linear(64).train())
     edge = workspace.ROOM // 64**2
     within, beyond = (
-        sums_of(gradients, rows, (edge - 8) // 2, records=1, views=2, positions=24)
+        sums_of(gradients, rows, (edge - 8) // 2, records=1, views=2, positions=24, early=early)
         for rows in (edge, edge + 4)
     )
     assert torch.equal(within, beyond)
+
+
+PEOPLE = {"starts": torch.tensor([0, 1, 4, 6])}
+
+
+@pytest.mark.parametrize(
+    ("said", "then"),
+    [
+        (PEOPLE, {"starts": torch.tensor([0, 2, 4, 6])}),
+        (PEOPLE, {"views": 2}),
+        ({"views": 2}, {"views": 3}),
+        ({"views": 2}, PEOPLE),
+        (PEOPLE, {}),
+    ],
+)
+def test_what_was_added_up_over_some_is_not_taken_for_that_of_others(
+    said: dict[str, Any], then: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdpsgd.gradients.recorder.LARGE", 0)
+    clipped = ClippedGradients(cnn())
+
+    def add(now: dict[str, Any]) -> int:
+        clipped.module(torch.randn(6, 3, 8, 8)).sum().backward()
+        people = len(now["starts"]) - 1 if "starts" in now else 6 // now.get("views", 1)
+        return clipped.clipped_sum(torch.ones(people), loss_reduction="sum", **now)
+
+    clipped.expect(**said)
+    assert add(said) == 0
+    with pytest.raises(PdpsgdError, match="belong to whom they were said to"):
+        add(then)
+    clipped.module(torch.randn(6, 3, 8, 8)).sum().backward()
+    with pytest.raises(PdpsgdError, match="gradients of single rows"):
+        clipped.per_example_norms(loss_reduction="sum")
+    clipped.forget()
+    clipped.expect()
+    assert add(then) == 0
+    clipped.remove()
+
+
+def test_checks_see_single_rows_whoever_they_are_said_to_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdpsgd.gradients.recorder.LARGE", 0)
+    clipped = ClippedGradients(cnn())
+    clipped.expect(views=2)
+    clipped.record(clipped.module(torch.randn(6, 3, 8, 8)).sum())
+    assert len(clipped.per_example_norms(loss_reduction="sum")) == 6
+    clipped.remove()
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler here, or PDPSGD_NATIVE=0")
+def test_only_sums_over_peoples_records_are_kept_and_activations_are_gone() -> None:
+    module, starts = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3)), torch.arange(0, 65, 16)
+    clipped = ClippedGradients(module)
+    seen: list[weakref.ref[Tensor]] = []
+    module[2].register_forward_pre_hook(lambda _, args: seen.append(weakref.ref(args[0])))
+    clipped.expect(starts=starts)
+    loss = module(torch.randn(64, 3, 32, 32)).sum()
+    loss.backward()
+    gc.collect()
+    assert seen[0]() is None
+    assert clipped.clipped_sum(torch.ones(4), loss_reduction="sum", starts=starts) == 0
+    assert loss.requires_grad
+    clipped.remove()

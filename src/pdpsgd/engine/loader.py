@@ -57,6 +57,7 @@ class PrivateLoader:
                 continue
             batch.examples = examples
             execution.begin_batch(batch)
+            self._optimizer.expect(batch)
             self._took_steps = True
             self._observers.batch_yielded(batch)
             yield examples

@@ -82,6 +82,7 @@ class PrivateOptimizer(Optimizer):
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._views = views
+        self._expected: tuple[PhysicalBatch, dict[str, Any]] | None = None  # and whose its rows are
         self._check_parameters()
 
     @property
@@ -167,6 +168,19 @@ class PrivateOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"Private{self.original!r}"
 
+    def expect(self, batch: PhysicalBatch) -> None:
+        """Get ready for the batch that the loop is about to get."""
+        self._gradients.expect(**self._owners_of(batch))
+
+    def _owners_of(self, batch: PhysicalBatch) -> dict[str, Any]:
+        """Return whose the rows of a batch are, in the same tensors whenever it is asked."""
+        if self._expected is None or self._expected[0] is not batch:
+            owners: dict[str, Any] = {"views": self._views}
+            if batch.starts is not None:
+                owners |= {"starts": torch.from_numpy(batch.starts), "whose": torch.from_numpy(batch.people)}
+            self._expected = batch, owners
+        return self._expected[1]
+
     def _add(self, batch: PhysicalBatch) -> None:
         recorded = self._gradients.recorded_batch_size
         if batch.size == 0:
@@ -193,10 +207,8 @@ class PrivateOptimizer(Optimizer):
             norms,
             largest_clip_norm=self._noise_of(batch.step).clipping_norm,
             loss_reduction=self._loss_reduction,
-            views=self._views,
-            starts=None if batch.starts is None else torch.from_numpy(batch.starts),
-            whose=None if batch.starts is None else torch.from_numpy(batch.people),
             note=self._note_of(batch, spending),
+            **self._owners_of(batch),
         )
 
     def _note_of(

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError, check_one_of, fail
 from pdpsgd.gradients._torch import full_precision
-from pdpsgd.gradients.groups import Groups
 from pdpsgd.gradients.instrument import instrument
 from pdpsgd.gradients.layers import Layers
 from pdpsgd.gradients.native import dispatch as native
+from pdpsgd.gradients.owners import Owners
 from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.recorder import Call
-from pdpsgd.gradients.views import over_views
 from pdpsgd.gradients.weights import charged_norms, checked_largest, weigh
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
@@ -132,10 +131,8 @@ class ClippedGradients:
             )
         try:
             with full_precision():
-                groups = None
-                if starts is not None:
-                    groups = Groups(starts * views if views > 1 else starts, clip_norms.device, whose)
-                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, views, groups, note)
+                owners = self._owners_of_rows(views, starts, whose, clip_norms.device)
+                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, owners, note)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -145,6 +142,17 @@ class ClippedGradients:
             ) from error
         finally:
             self.forget()
+
+    def expect(self, *, views: int = 1, starts: Tensor | None = None, whose: Tensor | None = None) -> None:
+        """Say before a backward pass what `clipped_sum` will say after it, of all passes until this is called again.
+
+        Then gradients are added up over an example's views, or a person's records, as they are taken during the
+        backward pass: fewer of them are kept, and several rows are one product.
+        """
+        self._recorder.owners = None
+        if views > 1 or starts is not None:
+            device = self.flat_sums[0].device
+            self._recorder.owners = Owners(views=views, starts=starts, whose=whose, device=device, early=True)
 
     def zero_sums(self) -> None:
         """Start a new step."""
@@ -204,7 +212,11 @@ class ClippedGradients:
         """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""
         # All the leaves there are: only what leads to them is computed.
         leaves = [self._recorder.anchor, *leaves_of_graph(loss)]
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        expected, self._recorder.owners = self._recorder.owners, None  # checks look at single rows
+        try:
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        finally:
+            self._recorder.owners = expected
         pairs = zip(leaves, found, strict=True)
         self._untracked += [
             leaf
@@ -235,10 +247,10 @@ class ClippedGradients:
         clip_norms: Tensor,
         largest_clip_norm: float | None,
         loss_reduction: str,
-        views: int,
-        groups: Groups | None,
+        owners: Owners,
         note: Callable[[Tensor], None] | None,
     ) -> int:
+        views, groups = owners.views, owners.groups
         examples = clip_norms.shape[0]
         size = examples * views if groups is None else int(groups.starts[-1])
         calls = self._checked_calls(loss_reduction, size)
@@ -248,15 +260,15 @@ class ClippedGradients:
         scale = size if loss_reduction == "mean" else 1.0
         if groups is None:
             scale /= views
-        if largest_clip_norm is not None and note is None and groups is None:
-            layers = self._layers_at_once(calls, examples, views)
+        if largest_clip_norm is not None and note is None:
+            layers = self._layers_at_once(calls, examples, owners)
             others = layers.squares_of_others()
             self._incomplete = True
             added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
             self._incomplete = False
             if added:
                 return 0
-        layers = self._layers(calls, examples, views, groups)
+        layers = self._layers(calls, examples, owners)
         squares = layers.squared_norms()
         largest = checked_largest(clip_norms, largest_clip_norm)
         found = weigh(squares, clip_norms, largest, scale, None if groups is None else groups.starts)
@@ -269,22 +281,31 @@ class ClippedGradients:
         self._incomplete = False
         return found.non_finite
 
-    def _layers_at_once(self, calls: list[Call], examples: int, views: int) -> Layers:
+    def _owners_of_rows(
+        self, views: int, starts: Tensor | None, whose: Tensor | None, device: torch.device
+    ) -> Owners:
+        expected = self._recorder.owners
+        if expected is not None and expected.are(views=views, starts=starts, whose=whose):
+            return expected
+        return Owners(views=views, starts=starts, whose=whose, device=device)
+
+    def _layers_at_once(self, calls: list[Call], examples: int, owners: Owners) -> Layers:
         """Return what can clip in one call of compiled code, and do nothing else; if not, it tells."""
-        if views == 1:
-            at_once = native.AtOnce(self._places)
+        groups = owners.groups
+        if groups is not None or owners.views == 1:
+            at_once = native.AtOnce(self._places, tables=groups is None)
             gradients = _found_in([call for call in calls if not call.is_found_in_place(at_once)])
             used = {*at_once.parameters, *(id(parameter) for parameter, _ in gradients)}
             if len(used) == len(at_once.parameters) + len(gradients):
-                return Layers(gradients, self._totals, examples, at_once=at_once)
+                return Layers(gradients, self._totals, examples, groups, at_once)
             # Several uses of a parameter are added up before norms are taken.
-        return self._layers(calls, examples, views, None)
+        return self._layers(calls, examples, owners)
 
-    def _layers(self, calls: list[Call], examples: int, views: int, groups: Groups | None) -> Layers:
+    def _layers(self, calls: list[Call], examples: int, owners: Owners) -> Layers:
         gradients = _found_in(calls)
-        if groups is None and views > 1:
-            gradients = [(parameter, over_views(part, views)) for parameter, part in gradients]
-        return Layers(gradients, self._totals, examples, groups)
+        if owners.groups is None and owners.views > 1:
+            gradients = [(parameter, owners.over(part)) for parameter, part in gradients]
+        return Layers(gradients, self._totals, examples, owners.groups)
 
     def _gradients(self, loss_reduction: str, size: int) -> list[tuple[Tensor, PerExample]]:
         """Return each parameter and its per-example gradients, after checking the recorded pass."""

@@ -8,19 +8,22 @@ added over people is added in float64 (see `sums`), but by compiled code, which 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, singledispatch
+from functools import cache, cached_property, singledispatch
 
 import torch
 from torch import Tensor
 
+from pdpsgd.gradients.compiled_kernels import CompiledKernels, compiled_products
 from pdpsgd.gradients.lookups import Lookups, TableGradients
 from pdpsgd.gradients.per_example import (
+    LANES,
     Materialized,
     OuterProducts,
     PartOfRows,
     PerExample,
     Sum,
     as_rows,
+    gram_is_cheaper,
     zero_rows,
 )
 from pdpsgd.gradients.sums import (
@@ -33,6 +36,9 @@ from pdpsgd.gradients.sums import (
 )
 from pdpsgd.gradients.workspace import Workspace
 
+# A person's positions for which inner products pay: then the weighted sum over positions has to be one in float64.
+FEW = 8
+
 
 class Groups:
     """Whose rows are which: person i has rows starts[i] to starts[i + 1], side by side, at least one.
@@ -40,8 +46,15 @@ class Groups:
     Some of them may be nobody: placeholders that stand where rows of others begin, or at the end.
     """
 
-    def __init__(self, starts: Tensor, device: torch.device, whose: Tensor | None = None) -> None:
-        """`whose` are places on the list, below 0 for nobody; on the processor, as `starts` are."""
+    def __init__(
+        self, starts: Tensor, device: torch.device, whose: Tensor | None = None, *, early: bool = False
+    ) -> None:
+        """`whose` are places on the list, below 0 for nobody; on the processor, as `starts` are.
+
+        With `early`, no gradients of single rows were taken during the backward pass. Without, those of some batches
+        may have been, by the number of rows; so they are added up one by one, and come out the same either way.
+        """
+        self.early = early
         self.starts = starts
         self.device = device
         self.people = starts.shape[0] - 1
@@ -80,18 +93,16 @@ def over_people(gradient: PerExample, groups: Groups) -> PerExample:
 def _(gradient: OuterProducts, groups: Groups) -> PerExample:
     if gradient.positions == 1:
         return RowProducts(gradient, groups)
-    if gradient.may_settle:
+    if gradient.may_settle and not groups.early:
         return OverPeople(gradient, groups)
-    parts: list[tuple[Tensor, PerExample]] = []
-    for people, rows in groups.by_size():
-        # Positions of different rows are positions of one person.
-        left, right = (
-            factor[rows].reshape(len(people), -1, factor.shape[2])
-            for factor in (gradient.left, gradient.right)
-        )
-        products = OuterProducts(left, right, gradient.shape, gradient.workspace, gradient.arrange)
-        parts.append((people, products))
-    return parts[0][1] if len(parts) == 1 else BySize(parts)
+    if not gradient.by_gram:
+        return _materialized(gradient, groups)
+    return _by_cost(gradient, groups)
+
+
+@over_people.register
+def _(gradient: CompiledKernels, groups: Groups) -> PerExample:
+    return gradient.over(groups.starts) if groups.early else OverPeople(gradient, groups)
 
 
 @over_people.register
@@ -117,6 +128,61 @@ def _(gradient: Sum, groups: Groups) -> PerExample:
 @over_people.register
 def _(gradient: PartOfRows, groups: Groups) -> PerExample:
     return PartOfRows(over_people(gradient.part, groups), gradient.shape, gradient.rows)
+
+
+def _by_cost(gradient: OuterProducts, groups: Groups) -> PerExample:
+    """Return sums over people's positions: by inner products for people with few records, else materialized.
+
+    Guarantee: which of them somebody's is depends on their own number of records alone, and so do its bits.
+    """
+    few = groups.sizes <= _most_by_gram(gradient.positions, *gradient.matrix)
+    parts: list[tuple[Tensor, PerExample]] = []
+    for chosen, form in ((few, _by_gram), (~few, _materialized)):
+        if chosen.any():
+            parts.append((chosen.nonzero()[:, 0], form(*_of_some(gradient, groups, chosen))))
+    return parts[0][1] if len(parts) == 1 else BySize(parts)
+
+
+@cache
+def _most_by_gram(positions: int, rows: int, columns: int) -> int:
+    """Return how many records somebody may have for inner products of all their positions to be cheaper."""
+    most = 0
+    while (most + 1) * positions <= FEW and gram_is_cheaper((most + 1) * positions, rows, columns):
+        most += 1
+    return most
+
+
+def _of_some(gradient: OuterProducts, groups: Groups, chosen: Tensor) -> tuple[OuterProducts, Groups]:
+    """Return the rows of some people, and whose they are."""
+    if chosen.all():
+        return gradient, groups
+    rows = chosen[groups.owner]
+    ends = groups.sizes[chosen].cumsum(0).cpu()
+    starts = torch.cat([ends.new_zeros(1), ends])
+    return gradient.of(gradient.left[rows], gradient.right[rows]), Groups(starts, groups.device, early=True)
+
+
+def _by_gram(products: OuterProducts, groups: Groups) -> PerExample:
+    """Return sums over positions as sums over so many rows more."""
+    left, right = (factor.flatten(0, 1) for factor in (products.left, products.right))
+    rows = Groups(groups.starts * products.positions, groups.device, early=True)
+    return RowProducts(products.of(left, right), rows)
+
+
+def _materialized(products: OuterProducts, groups: Groups) -> PerExample:
+    """Return sums over positions that are materialized: by compiled code, or one call for each number of rows."""
+    compiled = compiled_products(products, groups.starts)
+    if compiled is not None:
+        return compiled
+    parts: list[tuple[Tensor, PerExample]] = []
+    for people, rows in groups.by_size():
+        # Positions of different rows are positions of one person.
+        left, right = (
+            factor[rows].reshape(len(people), -1, factor.shape[2])
+            for factor in (products.left, products.right)
+        )
+        parts.append((people, products.of(left, right)))
+    return parts[0][1] if len(parts) == 1 else BySize(parts)
 
 
 class RowProducts(PerExample):
@@ -154,7 +220,7 @@ class RowProducts(PerExample):
 
 
 class BySize(PerExample):
-    """Gradients of people, in one part for each number of rows that people have."""
+    """Gradients of people in several parts, by how many rows they have."""
 
     def __init__(self, parts: Sequence[tuple[Tensor, PerExample]]) -> None:
         """With each part goes who is in it, in ascending order."""
@@ -185,6 +251,15 @@ class BySize(PerExample):
             found[people[begin:end] - first] = some
         assert found is not None
         return found
+
+    def settled(self) -> PerExample | None:
+        """Settle every part, if all of them can be."""
+        if not all(part.may_settle for _, part in self.parts):
+            return None
+        settled = [(people, part.settled()) for people, part in self.parts]
+        if any(part is None for _, part in settled):
+            return None
+        return BySize([(people, part) for people, part in settled if part is not None])
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """In every part."""
@@ -244,6 +319,8 @@ class OverPeople(PerExample):
 
 def _materialize_sums(part: PerExample, groups: Groups, first: int, last: int) -> Tensor:
     begin, end = int(groups.starts[first]), int(groups.starts[last])
-    rows = as_rows(part.materialize(begin, end))
+    # Rows are rounded by their place modulo the number of lanes, among as many rows.
+    before, after = begin % LANES, min(-end % LANES, part.batch_size - end)
+    rows = as_rows(part.materialize(begin - before, end + after))[before : before + end - begin]
     starts, owner = groups.starts[first : last + 1] - begin, groups.owner[begin:end] - first
     return segment_sums(rows, starts, owner).view(-1, *part.shape)

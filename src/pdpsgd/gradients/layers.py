@@ -109,7 +109,7 @@ class Layers:
         `others` are `squares_of_others()`. Tells whether it was done. If not, nothing was added, and it has to be done
         step by step: somebody's norm is not finite, say. Done so, sums are the same to the bit.
         """
-        if self._together is None or self._groups is not None or not native.has_clip_norms(clip_norms):
+        if self._together is None or not native.has_clip_norms(clip_norms):
             return False
         if others is not None and not native.has_squares(others):
             return False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pdpsgd.gradients.native import dispatch as native
@@ -29,6 +30,10 @@ from pdpsgd.gradients.workspace import Workspace
 # A parameter, and its per-example gradients. (A module's weight is a Tensor to the type checker.)
 Gradient = Iterator[tuple[Tensor, "PerExample"]]
 
+# Libraries round a product by where it is written, modulo so many numbers (64 bytes).
+APART = 16
+# Rows stand where they are rounded alike modulo so many (see `engine.layout`): pieces begin at multiples of it.
+LANES = 4
 # Features whose products are added in float32; what they add up to is added in float64.
 STRETCH = 256
 
@@ -66,6 +71,15 @@ class PerExample(ABC):
         """
         return None
 
+    @property
+    def may_settle(self) -> bool:
+        """Whether it is materialized during the backward pass if there is room, which depends on the batch's size.
+
+        So what is made of it has to be the same in both forms, to the bit: everybody's gradient would be rounded
+        differently with one more row.
+        """
+        return False
+
     def within(self, shape: torch.Size, rows: slice) -> PerExample:
         """Return the same as the gradient of a larger parameter, of which only `rows` were used."""
         return self if rows == slice(None) else PartOfRows(self, shape, rows)
@@ -73,6 +87,7 @@ class PerExample(ABC):
     def in_chunks(self) -> Iterator[tuple[int, int]]:
         """Return ranges of examples whose gradients may be materialized at once."""
         step = max(1, CACHE // max(1, self.shape.numel()))
+        step -= step % LANES if step > LANES else 0
         return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
 
 
@@ -152,9 +167,15 @@ class OuterProducts(PerExample):
         shape: torch.Size | None = None,
         workspace: Workspace | None = None,
         arrange: Callable[[Tensor], Tensor] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
-        """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view."""
+        """`arrange` turns (examples, out, in) into (examples, *shape), where that is more than a view.
+
+        With `apart`, products lie so far apart in memory that it does not matter which place in a batch they have.
+        """
         self.factors = accurate(left), accurate(right)
+        self.apart = apart
         self.dtype = self.factors[0].dtype
         self.batch_size, *between, rows = left.shape
         self.positions = between[0] if between else 1
@@ -176,6 +197,10 @@ class OuterProducts(PerExample):
     def right(self) -> Tensor:
         """The right factor: (examples, positions, in)."""
         return _with_positions(self.factors[1])
+
+    def of(self, left: Tensor, right: Tensor) -> OuterProducts:
+        """Return products of these, one for several examples each, that are rounded alike in any place of a batch."""
+        return OuterProducts(left, right, self.shape, self.workspace, self.arrange, apart=True)
 
     def squared_norms(self) -> Tensor:
         """Take them without materializing the products, where that is cheaper."""
@@ -201,20 +226,18 @@ class OuterProducts(PerExample):
 
     def materialize(self, first: int, last: int) -> Tensor:
         """One small matrix product per example."""
-        return self._in_shape(torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last]))
+        values = self._laid_out(self.left.new_empty(last - first, self._numbers))
+        torch.bmm(self.left[first:last].transpose(1, 2), self.right[first:last], out=values)
+        return self._in_shape(values)
 
     def zeroed(self, examples: Tensor) -> PerExample:
         """Overwrite both factors, in copies."""
         left, right = zero_rows(self.left, examples), zero_rows(self.right, examples)
-        return OuterProducts(left, right, self.shape, self.workspace, self.arrange)
+        return OuterProducts(left, right, self.shape, self.workspace, self.arrange, apart=self.apart)
 
     @property
     def may_settle(self) -> bool:
-        """Whether it is materialized during the backward pass if there is room, which depends on the batch's size.
-
-        So what is made of it has to be the same in both forms, to the bit: everybody's gradient would be rounded
-        differently with one more row.
-        """
+        """It is, where the norms materialize it in any case."""
         return self.positions > 1 and not self.by_gram
 
     def settled(self) -> PerExample | None:
@@ -222,7 +245,7 @@ class OuterProducts(PerExample):
         if not self.may_settle:
             return None
         let_go = self.left.numel() + self.right.numel()
-        if not self.workspace.has_room((self.batch_size, *self.matrix), let_go):
+        if not self.workspace.has_room((self.batch_size, self._numbers), let_go):
             return None
         squares = self._materialized(let_go)
         assert self._kept is not None
@@ -232,8 +255,18 @@ class OuterProducts(PerExample):
 
     def _materialized(self, let_go: int = 0) -> Tensor:
         """Return the squared norms of products, which are kept if there is room."""
-        self._kept = self.workspace.keep((self.batch_size, *self.matrix), self.left, let_go)
+        kept = self.workspace.keep((self.batch_size, self._numbers), self.left, let_go)
+        self._kept = None if kept is None else self._laid_out(kept)
         return torch.cat([row_squared_norms(values) for *_, values in self._chunks()])
+
+    @property
+    def _numbers(self) -> int:
+        """How many numbers the memory of a product has."""
+        numbers = self.matrix[0] * self.matrix[1]
+        return -(-numbers // APART) * APART if self.apart else numbers
+
+    def _laid_out(self, memory: Tensor) -> Tensor:
+        return memory[:, : self.matrix[0] * self.matrix[1]].view(-1, *self.matrix)
 
     def _in_shape(self, values: Tensor) -> Tensor:
         return values.view(-1, *self.shape) if self.arrange is None else self.arrange(values)
@@ -241,7 +274,9 @@ class OuterProducts(PerExample):
     def _chunks(self) -> Iterator[tuple[int, int, Tensor]]:
         for first, last in self.in_chunks():
             if self._kept is None:
-                values = self.workspace.take("products", (last - first, *self.matrix), self.left)
+                values = self._laid_out(
+                    self.workspace.take("products", (last - first, self._numbers), self.left)
+                )
             else:
                 values = self._kept[first:last]
             yield (
@@ -258,6 +293,10 @@ class OuterProducts(PerExample):
         norms of its two factors, u half the machine epsilon; so the whole by the sum of these, times the squared
         sum of the norms of all terms. With this added the norm is never too small.
         """
+        if self.apart and self.positions % LANES:
+            # Then each matrix of inner products begins where 64 bytes do.
+            more = (0, 0, 0, -self.positions % LANES)
+            self.factors = F.pad(self.left, more), F.pad(self.right, more)
         # The size of a position's left factor goes to the right: squares of a tiny factor, or its product with a
         # weight, must not vanish while the other factor is huge. (Where all is zero nothing is divided: numbers of
         # the smallest size would make what follows crawl.)

@@ -21,6 +21,7 @@ from pdpsgd.gradients._torch import (
     without_view_in_graph,
 )
 from pdpsgd.gradients.native.dispatch import AtOnce
+from pdpsgd.gradients.owners import Owners
 from pdpsgd.gradients.per_example import PerExample
 from pdpsgd.gradients.survey import Survey
 from pdpsgd.gradients.workspace import Workspace
@@ -122,7 +123,8 @@ class Call:
             return
         with torch.no_grad(), full_precision():
             found = [
-                (parameter, part, part.settled()) for parameter, part in self._gradients(self.output_gradient)
+                (parameter, part, self.site.recorder.settled(part))
+                for parameter, part in self._gradients(self.output_gradient)
             ]
         self._found = [(parameter, part if now is None else now) for parameter, part, now in found]
         self.output_gradient = self._gradients = None  # type: ignore[assignment]
@@ -166,7 +168,9 @@ class Recorder:
         self.batch_size: int | None = None  # of the last such pass, until its gradients are collected
         self.channels_last = False
         self.workspace = Workspace()
-        self.settles = True  # what can be done during the backward pass; else all of it waits for the step
+        self.owners: Owners | None = (
+            None  # of the rows of passes to come, where several are one example's or person's
+        )
         self.on_output_gradient: Callable[[Tensor], None] | None = None
         self.paused = False
         # A model may be trained in evaluation mode, without dropout: then it is when it is made private.
@@ -201,9 +205,13 @@ class Recorder:
         self.calls.append(call)
         if self.on_output_gradient is not None and call.output_gradient is not None:
             self.on_output_gradient(call.output_gradient)
-        if self.settles and call.shape[:1] == (self.batch_size,) and call.is_large:
+        if call.shape[:1] == (self.batch_size,) and call.is_large:
             with suppress(PdpsgdError, RuntimeError):  # the step finds it again, and says it
                 call.settle()
+
+    def settled(self, gradient: PerExample) -> PerExample | None:
+        """Return what is kept of a gradient until the step, added up over its rows' owners; None if it waits."""
+        return gradient.settled() if self.owners is None else self.owners.settled(gradient)
 
     def forget(self) -> None:
         """Drop what was recorded."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pdpsgd.gradients.native import dispatch as native
@@ -70,7 +71,10 @@ def group_squared_norms(
         return native.group_squares(left, right, starts)
     squares = torch.empty(len(starts) - 1, dtype=torch.float64, device=left.device)
     for groups, rows in by_size:
-        grams = [(some := part[rows].to(torch.float64)) @ some.transpose(1, 2) for part in (left, right)]
+        # As many rows, the last of them zero, that each matrix of inner products begins where 64 bytes do.
+        more = (0, 0, 0, -rows.shape[1] % 4)
+        both = (F.pad(part[rows].to(torch.float64), more) for part in (left, right))
+        grams = [some @ some.transpose(1, 2) for some in both]
         gram = (grams[0] * grams[1]).sum((1, 2))
         terms = torch.sqrt(grams[0].diagonal(dim1=1, dim2=2) * grams[1].diagonal(dim1=1, dim2=2)).sum(1)
         added = left.shape[1] + right.shape[1] + rows.shape[1] ** 2 + 8
@@ -147,14 +151,18 @@ def add_exact_products(
         total: (out, in), float64.
         take: Gives memory to work in: `take(name, shape, like)`.
     """
-    lefts = take("exact left", tuple(left.shape), total).copy_(left).mul_(weights[:, None])
-    if len(total) <= NARROW and native.has_weighted_sums(right, total):
-        for row, some in zip(total, lefts.t(), strict=True):
-            native.add_weighted_rows(some, right, row)
-    elif right.dtype == torch.float64:
-        total.addmm_(lefts.t(), right)
-    else:
-        total.addmm_(lefts.t(), take("exact right", tuple(right.shape), total).copy_(right))
+    at_once = max(1, CACHE // max(1, *total.shape))
+    for first in range(0, len(left), at_once):
+        some = slice(first, first + at_once)
+        rights = right[some]
+        lefts = take("exact left", tuple(left[some].shape), total).copy_(left[some]).mul_(weights[some, None])
+        if len(total) <= NARROW and native.has_weighted_sums(rights, total):
+            for row, by in zip(total, lefts.t(), strict=True):
+                native.add_weighted_rows(by, rights, row)
+        elif right.dtype == torch.float64:
+            total.addmm_(lefts.t(), rights)
+        else:
+            total.addmm_(lefts.t(), take("exact right", tuple(rights.shape), total).copy_(rights))
 
 
 def _in_blocks(rows: Tensor) -> Tensor:

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 import torch
 from torch import Tensor
 
-from pdpsgd.gradients.per_example import Materialized, OuterProducts, PerExample, as_rows
+from pdpsgd.gradients.compiled_kernels import CompiledKernels, compiled_products
+from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample, Sum, as_rows
 from pdpsgd.gradients.sums import add_weighted_rows, row_squared_norms
 
 
-def over_views(gradient: PerExample, views: int) -> PerExample:
-    """Return the sum over each `views` consecutive rows: the gradient of the example whose views they are."""
-    if isinstance(gradient, OuterProducts) and not gradient.may_settle:
-        # Positions of different views are positions of one example.
-        left = gradient.left.reshape(-1, views * gradient.positions, gradient.left.shape[2])
-        right = gradient.right.reshape(-1, views * gradient.positions, gradient.right.shape[2])
-        return OuterProducts(left, right, gradient.shape, gradient.workspace, gradient.arrange)
-    if isinstance(gradient, Materialized):
-        rows = gradient.materialize(0, gradient.batch_size)
-        return Materialized(rows.reshape(-1, views, *gradient.shape).sum(1), gradient.shape)
+@singledispatch
+def over_views(gradient: PerExample, views: int, *, early: bool = False) -> PerExample:
+    """Return the sum over each `views` consecutive rows: the gradient of the example whose views they are.
+
+    With `early`, no gradients of single rows were taken during the backward pass. Without, those of some batches may
+    have been, by the number of rows; so they are added up one by one, and come out the same either way, to the bit.
+    """
     return OverViews(gradient, views)
+
+
+@over_views.register
+def _(gradient: OuterProducts, views: int, *, early: bool = False) -> PerExample:
+    if gradient.may_settle and not early:
+        return OverViews(gradient, views)
+    # Positions of different views are positions of one example.
+    left, right = (
+        factor.reshape(-1, views * gradient.positions, factor.shape[2])
+        for factor in (gradient.left, gradient.right)
+    )
+    return placed_products(gradient.of(left, right))
+
+
+@over_views.register
+def _(gradient: CompiledKernels, views: int, *, early: bool = False) -> PerExample:
+    if not early:
+        return OverViews(gradient, views)
+    return gradient.over(torch.arange(0, gradient.batch_size + 1, views, device="cpu"))
+
+
+@over_views.register
+def _(gradient: Materialized, views: int, *, early: bool = False) -> PerExample:
+    rows = gradient.materialize(0, gradient.batch_size)
+    return Materialized(rows.reshape(-1, views, *gradient.shape).sum(1), gradient.shape)
+
+
+@over_views.register
+def _(gradient: Sum, views: int, *, early: bool = False) -> PerExample:
+    return Sum([over_views(part, views, early=early) for part in gradient.parts])
+
+
+@over_views.register
+def _(gradient: PartOfRows, views: int, *, early: bool = False) -> PerExample:
+    return PartOfRows(over_views(gradient.part, views, early=early), gradient.shape, gradient.rows)
+
+
+def placed_products(products: OuterProducts) -> PerExample:
+    """Return products over several positions in a form in which it does not matter where they stand in a batch."""
+    if products.positions == 1 or products.by_gram:
+        return products
+    return compiled_products(products) or products
 
 
 class OverViews(PerExample):

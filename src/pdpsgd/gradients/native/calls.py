@@ -162,21 +162,18 @@ class Layers:
         largest: float,
         others: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
-        """Do all of it, `squares`, `weigh` and `add`, in one call, for examples of one row each.
+        """Do all of it, `squares`, `weigh` and `add`, in one call.
 
         `others` are squared norms of what else there is, which is not added. Returns scaled weights, in float64 and in
         float32. None if nothing was added: a norm is not finite, a clipping norm above the largest, a row of a table
         not there, or there was no memory. Who takes the steps one by one gets to know which.
         """
         assert len(clip_norms) == self._examples
-        assert self._starts is None
         scaled = torch.empty(self._examples, dtype=torch.float64, device="cpu")
         narrow = empty(self._examples)
-        count, fields, examples, _ = self._counts()
         failed = self._code.add_clipped(
-            count,
-            fields,
-            examples,
+            *self._counts(),
+            None if self._whose is None else _address(self._whose),
             ctypes.c_double(smallest),
             None if others is None else _address(others),
             *_places(clip_norms),

@@ -142,9 +142,12 @@ def has_table(
 class AtOnce:
     """What compiled code is told of layers whose gradients it reads where they lie, each parameter used once."""
 
-    def __init__(self, totals: Mapping[int, tuple[int, torch.Size]]) -> None:
-        """`totals` are addresses and shapes, by the identity of parameters: see `place_of_total`."""
-        self._totals = totals
+    def __init__(self, totals: Mapping[int, tuple[int, torch.Size]], *, tables: bool = True) -> None:
+        """`totals` are addresses and shapes, by the identity of parameters: see `place_of_total`.
+
+        Without `tables` they are left to others: where rows are people's, whose lookups are added up first.
+        """
+        self._totals, self._tables = totals, tables
         self._copied: list[Tensor] = []  # as long as their addresses are in use
         self.fields: list[int] = []
         self.parameters: list[int] = []
@@ -188,7 +191,9 @@ class AtOnce:
         With a share, the gradient is that of an example's bag, in which every lookup has that share.
         """
         place = self._totals.get(id(table))
-        if place is None or not table.requires_grad or type(rows) is not Tensor or not _has_numbers(gradient):
+        if place is None or not self._tables or not table.requires_grad:
+            return False
+        if type(rows) is not Tensor or not _has_numbers(gradient):
             return False
         total, (height, width) = place
         length = rows.shape[1] if rows.dim() == 2 else 1
@@ -310,6 +315,19 @@ def has_kernel_gradients(geometry: Geometry, inputs: Tensor, output_gradient: Te
         and min(inputs.shape) > 0
         and _has_numbers(inputs)
         and _has_numbers(output_gradient)
+        and library() is not None
+    )
+
+
+def has_products(left: Tensor, right: Tensor) -> bool:
+    """Whether the compiled code can add up products over positions: (examples, positions, width) each."""
+    return (
+        left.dim() == right.dim() == 3
+        and left.shape[:2] == right.shape[:2]
+        and min(*left.shape, *right.shape) > 0
+        and left.shape[1] <= MOST_POSITIONS
+        and _has_numbers(left)
+        and _has_numbers(right)
         and library() is not None
     )
 

@@ -844,13 +844,13 @@ int clip(int64_t examples, const double *squares, const int64_t *starts, const f
     return non_finite;
 }
 
-/* All of it in one call, for examples of one row each: layer_squares, clip and add_layers one after the other. `others` are
- * squared norms of what is added elsewhere, with the weights that are found, or NULL. Returns 0; or else nothing was added:
- * 1 if there was no memory, 2 if a table has no such row, 3 if a norm is not finite or a clipping norm is above the
- * `largest`. */
-int add_clipped(int64_t layers, const layer *all, int64_t examples, double smallest, const double *others,
-                const float *floats, const double *doubles, double largest, const margins *m, double *scaled,
-                float *narrow)
+/* All of it in one call: layer_squares, clip and add_layers one after the other, for examples, or for people with `starts`
+ * and `whose`. `others` are squared norms of what is added elsewhere, with the weights that are found, or NULL. Returns 0; or
+ * else nothing was added: 1 if there was no memory, 2 if a table has no such row, 3 if a norm is not finite or a clipping
+ * norm is above the `largest`. */
+int add_clipped(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, const int64_t *whose,
+                double smallest, const double *others, const float *floats, const double *doubles, double largest,
+                const margins *m, double *scaled, float *narrow)
 {
     for (long n = 0; n < examples; n++)
         if ((floats != NULL ? floats[n] : doubles[n]) > largest)
@@ -859,13 +859,13 @@ int add_clipped(int64_t layers, const layer *all, int64_t examples, double small
     if (ratios == NULL)
         return 1;
     double *squares = ratios + layers * examples, *norms = squares + examples, *weights = norms + examples;
-    int failed = layer_squares(layers, all, examples, NULL, smallest, ratios, squares);
+    int failed = layer_squares(layers, all, examples, starts, smallest, ratios, squares);
     for (long n = 0; n < examples && others != NULL; n++)
         squares[n] += others[n];
-    if (!failed && clip(examples, squares, NULL, floats, doubles, m, norms, weights, scaled, narrow))
+    if (!failed && clip(examples, squares, starts, floats, doubles, m, norms, weights, scaled, narrow))
         failed = 3;
     if (!failed)
-        failed = add_layers(layers, all, examples, NULL, NULL, narrow, NULL, ratios);
+        failed = add_layers(layers, all, examples, starts, whose, narrow, starts != NULL ? scaled : NULL, ratios);
     free(ratios);
     return failed;
 }

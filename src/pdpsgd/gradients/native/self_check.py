@@ -200,9 +200,13 @@ def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int, odd:
         left[starts[12]] *= 2.0**-50
         right[starts[12]] *= 2.0**50
     rows, weights = _random(numbers, count, 19), _random(numbers, 40).abs().double()
-    totals = [torch.ones(shape, dtype=torch.float64, device="cpu") for shape in (widths, (19,))]
-    parts = [(left[:, None], right[:, None], totals[0]), (rows, None, totals[1])]
-    layers = calls.Layers(code, parts, 40, starts, torch.arange(40, device="cpu"))
+
+    def fresh() -> tuple[calls.Layers, list[Tensor]]:
+        totals = [torch.ones(shape, dtype=torch.float64, device="cpu") for shape in (widths, (19,))]
+        parts = [(left[:, None], right[:, None], totals[0]), (rows, None, totals[1])]
+        return calls.Layers(code, parts, 40, starts, torch.arange(40, device="cpu")), totals
+
+    layers, totals = fresh()
     owner = torch.repeat_interleave(torch.arange(40, device="cpu"), sizes)
     of_people = [
         torch.zeros(40, *some.shape[1:], dtype=torch.float64, device="cpu").index_add_(0, owner, some)
@@ -212,8 +216,15 @@ def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int, odd:
     found = layers.squares(1e-40)
     layers.add(weights.float(), weights)
     never_too_small = bool((found >= squares * (1 - 1e-9)).all())
+    figures, clip_norms = (64.0, 0.75, 0.125, 1e-16, 1e-16), torch.linspace(0.0, 2.0, 40, device="cpu")
+    (steps, one_by_one), (at_once, in_one_call) = fresh(), fresh()
+    *_, scaled, narrow, _ = calls.weigh(code, steps.squares(1e-40), clip_norms, figures, starts)
+    steps.add(narrow, scaled)
+    done = at_once.add_clipped(clip_norms, figures, smallest=1e-40, largest=2.0)
     return (
         never_too_small
+        and done is not None
+        and all(map(torch.equal, (*done, *in_one_call), (scaled, narrow, *one_by_one)))
         and torch.allclose(found, squares, rtol=1e-2)
         and all(
             torch.allclose(total - 1, torch.tensordot(weights, some, 1), rtol=1e-4, atol=1e-4)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import fail
 from pdpsgd.gradients._torch import TRANSPOSED, apply_convolution, apply_transposed_convolution
+from pdpsgd.gradients.compiled_kernels import CompiledKernels
 from pdpsgd.gradients.geometry import Geometry, channels_last, geometry_of
 from pdpsgd.gradients.groups import Groups, OverPeople, over_people
 from pdpsgd.gradients.native import dispatch as native
-from pdpsgd.gradients.native.calls import in_kernel_order, is_channels_last, runs_along_columns
+from pdpsgd.gradients.native.calls import is_channels_last
 from pdpsgd.gradients.per_example import (
+    LANES,
     Gradient,
-    Kept,
     Materialized,
     OuterProducts,
     PerExample,
@@ -123,97 +124,6 @@ def kernel_gradient(
     return Kernels(geometry, inputs, output_gradient, workspace)
 
 
-class CompiledKernels(PerExample):
-    """Gradients of a kernel, materialized by compiled code, in an order of its own."""
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        inputs: Tensor,
-        output_gradient: Tensor,
-        workspace: Workspace,
-        groups: Groups | None = None,
-    ) -> None:
-        """With `groups`, the gradients of a person's rows are added up as they are computed."""
-        self.shape, self.dtype, self.groups = torch.Size(geometry.shape), inputs.dtype, groups
-        self.batch_size = inputs.shape[0] if groups is None else groups.people
-        self._geometry, self._inputs, self._output_gradient = geometry, inputs, output_gradient
-        self._by_columns = runs_along_columns(geometry, output_gradient)
-        self._workspace = workspace
-        self._kept: Tensor | None = None
-
-    def squared_norms(self) -> Tensor:
-        """Of the gradients, which are kept if there is room."""
-        return self._materialized()
-
-    def _materialized(self, let_go: int = 0) -> Tensor:
-        self._kept = self._workspace.keep((self.batch_size, self.shape.numel()), self._inputs, let_go)
-        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
-        return torch.cat([self._compute(*chunk)[1] for chunk in chunks])
-
-    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """Sum the same numbers."""
-        chunks = self.in_chunks() if self._kept is None else [(0, self.batch_size)]
-        for first, last in chunks:
-            values = self._compute(first, last)[0] if self._kept is None else self._kept
-            total += self._arranged(weighted_sum(weights[first:last], values)[None])[0]
-
-    def materialize(self, first: int, last: int) -> Tensor:
-        """Bring them into the parameter's order."""
-        # A copy: the memory is used again.
-        return self._arranged(self._compute(first, last)[0].clone())
-
-    def zeroed(self, examples: Tensor) -> PerExample:
-        """Overwrite inputs and gradients, in copies."""
-        rows = examples if self.groups is None else examples[self.groups.owner]
-        inputs, gradient = zero_rows(self._inputs, rows), zero_rows(self._output_gradient, rows)
-        return CompiledKernels(self._geometry, inputs, gradient, self._workspace, self.groups)
-
-    def settled(self) -> PerExample | None:
-        """Materialize, if there is room."""
-        let_go = self._inputs.numel() + self._output_gradient.numel()
-        if not self._workspace.has_room((self.batch_size, self.shape.numel()), let_go):
-            return None
-        geometry, by_columns, squares = self._geometry, self._by_columns, self._materialized(let_go)
-        assert self._kept is not None
-        return Kept(self._kept, squares, self.shape, lambda rows: in_kernel_order(geometry, rows, by_columns))
-
-    def over(self, groups: Groups) -> CompiledKernels:
-        """Return the sums over people's rows."""
-        return CompiledKernels(self._geometry, self._inputs, self._output_gradient, self._workspace, groups)
-
-    def _compute(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Return the gradients of some examples, and their squared norms."""
-        size = (last - first, self.shape.numel())
-        values = (
-            self._workspace.take("rows", size, self._inputs) if self._kept is None else self._kept[first:last]
-        )
-        squares = self._inputs.new_empty(last - first)
-        rows, starts = slice(first, last), None
-        if self.groups is not None:
-            starts = self.groups.starts[first : last + 1]
-            rows = slice(int(starts[0]), int(starts[-1]))
-            starts = starts - rows.start
-        native.kernel_gradients(
-            self._geometry,
-            self._inputs[rows],
-            self._output_gradient[rows],
-            self._by_columns,
-            values,
-            squares,
-            starts,
-        )
-        return values, squares
-
-    def _arranged(self, values: Tensor) -> Tensor:
-        return in_kernel_order(self._geometry, values, self._by_columns)
-
-
-@over_people.register
-def _(gradient: CompiledKernels, groups: Groups) -> PerExample:
-    return gradient.over(groups)
-
-
 class Kernels(PerExample):
     """Gradients of a kernel, materialized row by row: (rows, examples, groups, out, columns).
 
@@ -282,6 +192,7 @@ class Kernels(PerExample):
         unfolded = math.prod(self._inputs.shape[1:-1]) * self._out[-1] * self._kernel[-1]
         most = max(1, CACHE // max(1, unfolded, 0 if self._kept is not None else self.shape.numel()))
         step = -(-self.batch_size // -(-self.batch_size // most))  # pieces of about the same size
+        step = -(-step // LANES) * LANES
         return ((first, min(first + step, self.batch_size)) for first in range(0, self.batch_size, step))
 
     def _arranged(self, values: Tensor) -> Tensor:
