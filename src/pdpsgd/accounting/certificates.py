@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
 from scipy.special import log_ndtr, ndtr, ndtri, ndtri_exp
 
 from pdpsgd._typing import BoolArray, FloatArray
@@ -330,7 +329,7 @@ def corners_of(first: int, interval: float, mass: FloatArray, infinite: float) -
     top_down = mass[start:][::-1]
     losses = (first + np.arange(start, mass.size)[::-1]) * interval
     a = (np.cumsum(top_down) + infinite) * (1 + margin)
-    weights = lfilter([1.0], [1.0, -math.exp(-interval)], top_down)
+    weights = pld.decaying_sums(top_down, interval)
     kept = weights > 0
     a, losses, weights = a[kept], losses[kept], weights[kept]
     log_s = np.log(weights) - losses - margin

@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from pdpsgd._typing import FloatArray, IntArray
@@ -341,8 +340,15 @@ def _amplified_adding(curve: Curve, participation: float, epsilon: FloatArray) -
 def _tails(mass: FloatArray, interval: float, infinite: float) -> tuple[FloatArray, FloatArray]:
     """For masses from the largest loss down: the mass from there up, and that weighted by e^(loss - its own loss)."""
     # A recursion rather than sums of e^-loss, which overflow where losses are in the hundreds.
-    weighted = lfilter([1.0], [1.0, -math.exp(-interval)], mass)
-    return np.cumsum(mass) + infinite, weighted
+    return np.cumsum(mass) + infinite, decaying_sums(mass, interval)
+
+
+def decaying_sums(mass: FloatArray, interval: float) -> FloatArray:
+    """Return w_k = mass_k + exp(-interval) w_(k-1)."""
+    from scipy.signal import lfilter  # with all that it imports, 50 MB: only where somebody needs it
+
+    sums: FloatArray = lfilter([1.0], [1.0, -math.exp(-interval)], mass)
+    return sums
 
 
 def _delta_curve(found: Losses) -> Curve:

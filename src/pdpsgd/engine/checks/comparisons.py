@@ -100,9 +100,9 @@ class Probe:
             together = self._in_batch(loss, self.few)
         if not torch.equal(state, torch.get_rng_state()):
             return  # a model that draws random numbers when it is evaluated: alone, it would draw others
-        alone = torch.stack(
-            [self._total(loss, pick(self.few, [index], self.examples)) for index in range(self.examples)]
-        )
+        alone = torch.empty_like(together)
+        for index, row in enumerate(alone):
+            row.copy_(self._total(loss, pick(self.few, [index], self.examples)))
         if self._differ(together, alone).any():
             other = "sum" if self.loss_reduction == "mean" else "mean"
             factor = self.examples if other == "sum" else 1 / self.examples
@@ -324,8 +324,9 @@ class Probe:
         self.gradients.record(self._value(loss, batch))
         found = self.gradients.per_example_gradients(loss_reduction=self.loss_reduction or "mean")
         self.gradients.forget()
+        # In their own precision: as many numbers as some copies of the model have, which may be large.
         return torch.cat(
-            [found[parameter].reshape(self.examples, -1).double() for parameter in self.parameters], 1
+            [found.pop(parameter).reshape(self.examples, -1) for parameter in self.parameters], 1
         )
 
     def _total(self, loss: Loss, batch: Any) -> Tensor:
@@ -355,8 +356,12 @@ class Probe:
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
         if not len(one):
             return one.new_zeros(0, dtype=torch.bool)
-        sizes: Tensor = torch.maximum(one.norm(dim=1), other.norm(dim=1))
-        distances: Tensor = (one - other).norm(dim=1)
+        found = []
+        for mine, theirs in zip(one, other, strict=True):  # in float64, a row at a time
+            mine, theirs = mine.double(), theirs.double()
+            found.append(torch.stack([mine.norm(), theirs.norm(), (mine - theirs).norm()]))
+        own, others, distances = torch.stack(found, 1)
+        sizes = torch.maximum(own, others)
         return distances > self.tolerance * (sizes + 1e-3 * sizes.max())
 
     def _refuse_reduction(self, other: str) -> NoReturn:

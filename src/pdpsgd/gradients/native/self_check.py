@@ -101,9 +101,11 @@ def _same_sums(code: ctypes.CDLL, numbers: torch.Generator, count: int, width: i
     ):
         return False
     starts = torch.tensor([0, 1, count - 1, count], device="cpu")  # one row, many, one
-    sums = [rows[first:last].double().sum(0) for first, last in starts.unfold(0, 2, 1).tolist()]
-    of_products = [(left[a:b].double().t() @ rows[a:b].double()) for a, b in starts.unfold(0, 2, 1).tolist()]
-    squares = torch.stack([products.square().sum() for products in of_products]).float()
+    people = starts.unfold(0, 2, 1).tolist()
+    sums = [rows[a:b].double().sum(0) for a, b in people]
+    squares = torch.stack(
+        [(left[a:b].double().t() @ rows[a:b].double()).square_().sum() for a, b in people]
+    ).float()
     if not (
         torch.allclose(calls.segment_sums(code, rows, starts), torch.stack(sums).float(), atol=1e-4)
         and torch.allclose(calls.group_squares(code, left, rows, starts), squares, rtol=1e-6)
