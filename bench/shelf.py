@@ -1,4 +1,4 @@
-"""A private step over a plain one, for every network of `zoo.py`: who is slow, and who is behind Opacus.
+"""A private step over a plain one, for every network of `zoo` and `zoo_own`: who is slow, and who is behind Opacus.
 
     python bench/shelf.py [mlp bert mnist:1024 ...] [--seconds 3] [--json FILE] [--page FILE] [--memory]
 
@@ -31,10 +31,12 @@ from torch import Tensor, nn
 import pdpsgd
 from steps import crowd, opacus_ghost, opacus_hooks, plain_channels_last
 from zoo import ZOO, Network
+from zoo_own import MORE
 
 Step = Callable[[], None]
+SHELF = ZOO | MORE
 NETWORKS = [
-    name for kind in ZOO for name in ([kind, f"{kind}:1024"] if kind in ("mnist", "svhn") else [kind])
+    name for kind in SHELF for name in ([kind, f"{kind}:1024"] if kind in ("mnist", "svhn") else [kind])
 ]
 
 
@@ -121,7 +123,7 @@ def contenders(network: Network, batch: int) -> dict[str, Step]:
 def measure(name: str, seconds: float) -> dict[str, Any]:
     """Let all take turns; ratios are to the faster plain SGD."""
     kind, _, number = name.partition(":")
-    network = ZOO[kind]
+    network = SHELF[kind]
     batch = int(number or network.batch)
     running = contenders(network, batch)
     start = time.perf_counter()
@@ -151,7 +153,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 def peak(name: str, contender: str) -> float:
     """Take some steps alone, and return the peak memory of this process in MB."""
     kind, _, number = name.partition(":")
-    network = ZOO[kind]
+    network = SHELF[kind]
     torch.manual_seed(0)
     inputs = network.inputs(int(number or network.batch))
     step = ALONE[contender](network, network.build(), inputs, network.targets(inputs))
