@@ -112,8 +112,8 @@ class ReservedRun:
             return
         if watches and not self._watches:
             fail(
-                f"Expected run {self.number} from Ledger.hold(watches=True), as this process is the only one, or the first "
-                "of several. Got watches=False: the ledger would not know that the run has begun."
+                f"Expected run {self.number} from Ledger.hold(watches=True), in the only process, or the first. Got "
+                "watches=False: the ledger would not know that the run has begun."
             )
         self._watches = self._watches and watches
         if self._watches:
