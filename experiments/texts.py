@@ -526,7 +526,7 @@ Where the adapter in the last layer passes the frozen encoder, on the same token
 - on a fifth of the training senders, each with the best of its settings there: {crossing_choice}.
 - on test senders: {crossing_test}.
 
-Both have the same senders, and which senders these are matters more than seeds do: with the 409 that are held out of
+Both have the same senders, and which senders these are matters more than seeds do: with the 408 that are held out of
 training, a point is about one standard error of either. A sender's gradient is the mean over their mails in a step, so
 both are trained for accuracy per sender; with 16 of a sender's mails in a step, as the frozen encoder has at its best,
 accuracy per mail is higher. For adapters that takes minutes of a core for each run, and was not tried.
