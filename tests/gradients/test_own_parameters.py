@@ -117,6 +117,10 @@ USES: dict[str, tuple[type[Own], tuple[int, ...]]] = {
     ),
     "a vector": (of(lambda self, x: (x @ self.p[0])[..., None] * x), (TIME, 3)),
     "matrices of heads": (of(lambda self, x: self.p[0] @ x[:, None], (2, 3, TIME)), (TIME, 3)),
+    "one for all in einsum": (
+        of(lambda self, x: torch.einsum("btd,de->bte", x[..., :1], self.p[0]), (3, 2)),
+        (TIME, 3),
+    ),
     "distances": (of(lambda self, x: torch.cdist(x, self.p[0]), (3, WIDTH)), (3,)),
     "distances of positions": (of(lambda self, x: torch.cdist(x, self.p[0]), (3, WIDTH)), (TIME, 3)),
 }
@@ -178,6 +182,15 @@ def flat_layer(self: Own, x: Tensor) -> Tensor:
     return self.after((x * self.p[0]).flatten(0, 1)).view(len(x), -1, WIDTH)
 
 
+def shifted(self: Own, x: Tensor) -> Tensor:
+    """What the layer gives for one row has a row per example, and no dimension for positions."""
+    return x + self.p[0] * self.after(torch.linspace(0, 1, WIDTH).to(x)[None])
+
+
+def shifted_apart(self: Own, x: Tensor) -> Tensor:
+    return x * self.p[0] + self.after(torch.linspace(0, 1, WIDTH).to(x)[None])
+
+
 def positions_of_all(self: Own, x: Tensor) -> Tensor:
     return x * self.p[0] + self.after(torch.linspace(0, 1, TIME * WIDTH).view(TIME, WIDTH).to(x))
 
@@ -201,6 +214,8 @@ OTHERS: dict[str, type[Own]] = {
     "unknown": of(unknown),
     "a layer's weight": of(by_hand),
     "a layer on windows": of(flat_layer),
+    "a layer on one row": of(shifted),
+    "a layer on one row, added": of(shifted_apart),
     "a layer on what all share": of(positions_of_all),
     "a function of its own": of(lambda self, x: Opaque.apply(x, self.p[0])),  # type: ignore[no-untyped-call]
 }
@@ -266,6 +281,57 @@ def test_a_value_that_is_kept_for_later_is_refused() -> None:
 
     with pytest.raises((PdpsgdError, RuntimeError)):
         train()
+    clipped.remove()
+
+
+def test_a_parameter_of_another_module_is_refused() -> None:
+    """It would go without what it has passed on to it through a shared value."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, inputs: Tensor, weight: Tensor) -> Tensor:
+            return F.linear(inputs, self.scale * weight)
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(WIDTH, WIDTH), Scaled()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(self.layer(inputs), self.layer.weight)
+
+    clipped = ClippedGradients(model := Tied())
+    model(torch.randn(4, WIDTH)).sum().backward()
+    with pytest.raises(PdpsgdError, match="outside their own module"):
+        clipped.clipped_sum(torch.ones(4))
+    clipped.remove()
+
+
+def test_a_parameter_that_was_frozen_since_has_no_gradient() -> None:
+    clipped = ClippedGradients(model := USES["scale over positions"][0]())
+    for frozen in (False, True):
+        model.p[0].requires_grad_(not frozen)
+        model(torch.randn(4, TIME, 3)).sum().backward()
+        clipped.zero_sums()
+        clipped.clipped_sum(torch.ones(4))
+        assert clipped.sums[model.layer.weight].any()
+        assert bool(clipped.sums[model.p[0]].any()) != frozen
+    clipped.remove()
+
+
+def test_a_value_that_leaves_the_module_unseen_is_refused() -> None:
+    class Leaking(Own):
+        def use(self, x: Tensor) -> Any:
+            self.kept = 2 * self.p[0]
+            return x * self.p[0]
+
+    clipped = ClippedGradients(model := Leaking())
+    outputs = model(torch.randn(4, 3))
+    with pytest.raises(PdpsgdError, match="within its forward"):
+        (outputs.sum() + model.kept.sum()).backward()
     clipped.remove()
 
 

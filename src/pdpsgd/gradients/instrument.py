@@ -134,6 +134,8 @@ class InstrumentedForward:
         try:
             if isinstance(self.forward, _Generally):
                 return self.forward.surveyed(surveying, args, kwargs)
+            if self._recorder.sharing:  # as in a training pass, where what is given out meets parameters
+                args, kwargs = _with_rows(args, kwargs, surveying.size)
             return self._original(*args, **kwargs)
         finally:
             surveying.depth -= 1
@@ -291,6 +293,7 @@ class _Generally:
     """Runs a module that has no rule of its own kind: by its weight, by its own parameters, or example by example."""
 
     def __init__(self, site: Site, module: nn.Module) -> None:
+        self._recorder = site.recorder
         self._by_weight = EffectiveWeight(site, module, module.forward)
         self._general = partial(general_rule, site, module, module.forward)
         self.own = OwnParameters(site, module, module.forward, self._general)
@@ -300,6 +303,8 @@ class _Generally:
         return self.own(*args, **kwargs) if outputs is None else outputs
 
     def surveyed(self, survey: Survey, args: Any, kwargs: Any) -> Any:
+        if not self.own.possible and self._recorder.sharing:
+            args, kwargs = _with_rows(args, kwargs, survey.size)
         return self.own.surveyed(survey, args, kwargs)
 
 
@@ -313,6 +318,16 @@ def _by_rule(site: Site, module: nn.Module, rule: Rule | None) -> Callable[..., 
         return apply(site, module, *args, **kwargs)
 
     return by_rule
+
+
+def _with_rows(args: Any, kwargs: Any, size: int) -> tuple[Any, Any]:
+    """Give a layer's first input one row per example, if it has one row for all."""
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    place = next((place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+    if place is not None and leaves[place].dim() > 1 and leaves[place].shape[0] == 1:
+        leaves[place] = leaves[place].expand(size, *leaves[place].shape[1:])
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    return args, kwargs
 
 
 def _place_around(place: str, modules: dict[str, nn.Module]) -> str:

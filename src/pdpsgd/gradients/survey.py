@@ -32,6 +32,11 @@ class Survey:
         self.settled: dict[Any, Any] = {}  # what they make of it
         self.depth = 0  # how many layers the pass is in
 
+    @property
+    def size(self) -> int:
+        """The number of rows in the pass that is running."""
+        return SIZES[len(self.notes) - 1]
+
     def begin_pass(self) -> None:
         """Start the pass of the next size."""
         self._passes.append({})

@@ -87,9 +87,10 @@ class OwnParameters:
     ) -> None:
         self._site, self._module, self._general = site, module, general
         self._original = forward
-        self._places = [place for place in own_parameters(module) if place[2].requires_grad]
-        self._parameters = tuple(dict.fromkeys(parameter for *_, parameter in self._places))
-        self._of_layers = frozenset(map(id, set(module.parameters()) - {*self._parameters}))
+        self._trained = [place for place in own_parameters(module) if place[2].requires_grad]
+        self._of_layers = frozenset(
+            map(id, set(module.parameters()) - {parameter for *_, parameter in self._trained})
+        )
         self.possible = may_share(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +100,8 @@ class OwnParameters:
         if uses is None:
             return self._general(*args, **kwargs)
         state = torch.get_rng_state()
-        run = _Recording(self._site, self._parameters, uses)
+        parameters = tuple(dict.fromkeys(parameter for *_, parameter in self._places()))
+        run = _Recording(self._site, parameters, uses)
         try:
             with self._sharing():
                 outputs = self._forward(run, args, kwargs)
@@ -117,7 +119,7 @@ class OwnParameters:
         """Run the module in a pass of a survey, and note how its parameters are used."""
         calls, noted = survey.notes[-1].setdefault(self, []), survey.noted()
         if self.possible and None not in calls:
-            run = _Trial(SIZES[len(survey.notes) - 1])
+            run = _Trial(survey.size)
             try:
                 with self._sharing(), _Watch(survey, self._of_layers, run):
                     outputs = self._forward(run, args, kwargs)
@@ -126,6 +128,8 @@ class OwnParameters:
             except OtherUse as other:
                 if other.run is not run:
                     raise
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                pass  # perhaps its own error, which it then repeats
         calls.append(None)
         # The general rule runs all that is inside: nothing about it has to be known.
         recorder = self._site.recorder
@@ -139,13 +143,17 @@ class OwnParameters:
     def _forward(self, run: _Run, args: Any, kwargs: Any) -> Any:
         shared = [
             (holder, name, Shared.of(parameter, run, Origin(parameter, False)))
-            for holder, name, parameter in self._places
+            for holder, name, parameter in self._places()
         ]
         with parameters_replaced(shared):
             outputs = self._original(*args, **kwargs)
         if type(outputs) is Tensor:
             return outputs
         return pytree.tree_map_only(Shared, run.for_all, outputs)
+
+    def _places(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
+        """Return where the parameters are, without those that were frozen since."""
+        return [place for place in self._trained if place[2].requires_grad]
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
@@ -376,6 +384,9 @@ class _Recording(_Run):
         if use.func != func or len(others) != len(use.batched):
             raise OtherUse(self)
         if not use.spreads:
+            # Another module's parameter, say: what is computed of it here would not be passed back to it.
+            if any(other.requires_grad for other in others):
+                raise OtherUse(self)
             return self.alone(func, leaves, structure)
         rows = [other for other, dims in zip(others, use.batched, strict=True) if dims is not None]
         dims = [dims for dims in use.batched if dims is not None]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients._torch import pytree
 from pdpsgd.gradients.lookups import Passed, TableGradients
 from pdpsgd.gradients.per_example import (
@@ -38,11 +39,15 @@ class Origin(NamedTuple):
     transposed: bool
 
 
-class OtherUse(Exception):
+class OtherUse(PdpsgdError):
     """A shared value is used in a way for which no per-example gradient is known here."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__("a shared value is used otherwise than is known")
+        super().__init__(
+            "Expected what a module computes of its parameters to be used within its forward. Got a use of it "
+            "elsewhere, or in a later pass, where no per-example gradient is known. Return a tensor with a row per "
+            "example instead (value.expand(len(inputs), -1)), or compute it in the module that uses it."
+        )
         self.run = run
 
 
@@ -279,7 +284,12 @@ def _einsum(meeting: Meeting) -> Any:
     if len(letters) == 2 and isinstance(operands[0], Shared) and meeting.is_batched(operands[1]):
         own, given = letters
         # What is summed over within one operand alone is left to autograd.
-        if set(own) <= {*given, *outcome} and set(given) <= {*own, *outcome}:
+        same_sizes = all(
+            operands[0].shape[own.index(letter)] == operands[1].shape[given.index(letter)]
+            for letter in own
+            if letter in given
+        )
+        if same_sizes and set(own) <= {*given, *outcome} and set(given) <= {*own, *outcome}:
             return _contract(meeting, operands[0], operands[1], (own, given, outcome))
     each = [
         meeting.each(operand, operand.dim() + 1) if isinstance(operand, Shared) else operand
