@@ -219,6 +219,7 @@ def test_a_training_step_that_depends_on_its_size_or_weights_a_class_is_refused(
         ({"gradient_clip_val": 1.0}, "the plan clips"),
         ({"accumulate_grad_batches": 2}, "a step is one batch"),
         ({"precision": "bf16-mixed"}, "32 or 64 bits"),
+        ({"precision": "16-true"}, "32 or 64 bits"),
     ],
 )
 def test_what_would_change_gradients_is_refused(
@@ -287,6 +288,90 @@ def test_a_module_is_made_private_once(loader: Any, budgets: Budgets, made: Plan
         make_private(module, **options)
     with pytest.raises(PdpsgdError, match="number is secret"):
         make_private(Classifier(), **options, max_physical_batch_size=4)
+
+
+class SquaredError(Classifier):
+    """A mean that torch multiplies by 2 / n, which rounds."""
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.mse_loss(self.network(inputs)[:, 0], targets.float())
+
+
+class Share(Classifier):
+    """A share of a mean: n times 0.9 is rounded, and then divided by n."""
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return 0.9 * super().training_step(batch, index)
+
+
+class Summed(Classifier):
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(self.network(inputs), targets, reduction="sum")
+
+
+class Bits(lightning.Callback):  # type: ignore[misc, name-defined]
+    """Everybody's gradient, and how many rows there were, at every step."""
+
+    def __init__(self, reduction: str) -> None:
+        self.reduction, self.sizes, self.of_person = reduction, set[int](), dict[int, set[bytes]]()
+
+    def on_after_backward(self, trainer: Any, module: Any) -> None:
+        engine = module.engine
+        found = engine.gradients.per_example_gradients(loss_reduction=self.reduction)
+        rows = torch.cat([part.flatten(1) for part in found.values()], 1)
+        self.sizes.add(len(rows))
+        for place, person in enumerate(engine.execution.current.records.tolist()):
+            if person >= 0:
+                self.of_person.setdefault(person, set()).add(rows[place].numpy().tobytes())
+
+
+class Still(Classifier):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduction", "powers"),
+    [
+        (Classifier, "mean", False),
+        (CallsItself, "mean", False),
+        (Scheduled, "mean", False),
+        (SquaredError, "mean", True),
+        (Share, "mean", True),
+        (Summed, "sum", False),
+    ],
+)
+def test_a_training_step_is_tried_before_the_run_and_nothing_is_assumed_of_it(
+    kind: Any, reduction: str, powers: bool, loader: Any, budgets: Budgets
+) -> None:
+    """Whoever else is sampled, a person's gradient has the same bits, also where the mean is over other numbers."""
+    still = type("Still", (Still, kind), {"configure_optimizers": Still.configure_optimizers})
+    often = plan(budgets, steps=30, batch_size=20)
+    module: Any = make_private(
+        still(), data_loader=loader, plan=often, budgets=budgets, loss_reduction=reduction
+    )
+    bits = Bits(reduction)
+    trainer(callbacks=[bits]).fit(module)
+    assert powers or len(bits.sizes) > 1
+    assert len(bits.of_person) > PEOPLE // 2
+    assert all(len(each) == 1 for each in bits.of_person.values())
+    assert module.engine.execution.layout.powers == powers
+    assert module.engine.verdict().sentences == (f"The promise holds for all {PEOPLE} people.",)
+
+
+def test_a_training_step_that_cannot_be_tried_is_assumed_to_round_alike(
+    loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    class Asks(CallsItself):
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            assert self.trainer.train_dataloader is not None, "there is none before the run"
+            return super().training_step(batch, index)
+
+    module = fitted(Asks, loader, budgets, made)
+    (assumed,) = module.engine.verdict().assumed
+    assert assumed.startswith("It is assumed that the loss rounds a row of its mean alike")
 
 
 class Hooked(Classifier):
@@ -444,6 +529,122 @@ def test_nothing_decides_by_what_training_step_logs(loader: Any, budgets: Budget
         fitted(Classifier, loader, budgets, made, callbacks=[stopping(monitor="loss")])
     watched = [stopping(monitor="other people's loss", check_on_train_epoch_end=False)]
     assert fitted(Validated, loader, budgets, made, callbacks=watched).engine.steps_left == 0
+
+
+class LogsAfterwards(Classifier):
+    """Training figures that are logged by a hook around training_step."""
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        self.last = super().training_step(batch, index)
+        return self.last
+
+    def on_train_epoch_end(self) -> None:
+        self.log("at the end", float(self.last.detach()))
+
+
+def test_figures_of_hooks_around_training_step_are_the_training_data_s_too(
+    loader: Any, budgets: Budgets, made: Plan
+) -> None:
+    stopping = lightning.pytorch.callbacks.EarlyStopping(monitor="at the end")
+    with pytest.raises(PdpsgdError, match="Got EarlyStopping, which watches 'at the end'"):
+        fitted(LogsAfterwards, loader, budgets, made, callbacks=[stopping])
+
+
+def test_files_that_loggers_write_of_the_training_data_are_named(
+    loader: Any, budgets: Budgets, made: Plan, tmp_path: Any
+) -> None:
+    """`Trainer()` writes what training_step logs to lightning_logs/, without noise."""
+    logger = lightning.pytorch.loggers.CSVLogger(tmp_path)
+    options = {"data_loader": loader, "plan": made, "budgets": budgets}
+    module: Any = make_private(Validated(), **options)
+    with pytest.warns(UserWarning, match=r"'loss'\) follows from the private data.*CSVLogger") as told:
+        trainer(logger=logger, log_every_n_steps=1).fit(module)
+    assert len([each for each in told if "private data" in str(each.message)]) == 1
+    verdict = module.engine.verdict()
+    (said,) = verdict.beside
+    assert str(tmp_path) in said
+    assert said in verdict.sentences
+    assert verdict.to_dict()["beside"] == [said]
+    assert verdict.outcome == "holds for all"
+    assert "loss" in (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+
+
+class LogsNothing(Validated):
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+        self.log("loss", loss, logger=False)
+        return loss
+
+
+def test_loggers_of_other_people_s_figures_are_fine(
+    loader: Any, budgets: Budgets, made: Plan, tmp_path: Any
+) -> None:
+    logger = lightning.pytorch.loggers.CSVLogger(tmp_path)
+    naming = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path / "kept", filename="{epoch}-{other people's loss:.2f}", monitor="other people's loss"
+    )
+    private: Any = make_private(LogsNothing(), data_loader=loader, plan=made, budgets=budgets)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*private data.*")
+        warnings.filterwarnings("ignore", message=".*training batches.*")
+        trainer(logger=logger, enable_checkpointing=True, callbacks=[naming]).fit(private)
+    assert private.engine.verdict().sentences == (f"The promise holds for all {PEOPLE} people.",)
+    assert "loss=" in naming.best_model_path
+
+
+@pytest.mark.parametrize("name", ["{epoch}-{loss:.3f}", "{loss}", "at-{loss_step:.1f}"])
+def test_no_file_is_named_by_what_training_step_logs(
+    name: str, loader: Any, budgets: Budgets, made: Plan, tmp_path: Any
+) -> None:
+    naming = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, filename=name)
+    with pytest.raises(PdpsgdError, match="Got ModelCheckpoint with filename="):
+        fitted(Classifier, loader, budgets, made, callbacks=[naming], enable_checkpointing=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_rate_is_searched_for_on_the_private_data(loader: Any, budgets: Budgets, made: Plan) -> None:
+    finding = lightning.pytorch.callbacks.LearningRateFinder()
+    with pytest.raises(PdpsgdError, match="Got LearningRateFinder"):
+        fitted(Classifier, loader, budgets, made, callbacks=[finding])
+
+
+class Leaving(Classifier):
+    """Leaves a batch out by what is in it, from some step on."""
+
+    seen = 0
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        loss = super().training_step(batch, index)
+        return None if index > 3 and bool((batch[0] > 0).any()) else loss
+
+
+def test_no_batch_is_left_out_by_what_is_in_it(loader: Any, budgets: Budgets, made: Plan) -> None:
+    with pytest.raises(PdpsgdError, match=r"to return a loss for every batch\. Got None"):
+        fitted(Leaving, loader, budgets, made)
+
+
+def test_records_are_no_hyperparameters(loader: Any, budgets: Budgets, made: Plan) -> None:
+    class Remembering(Classifier):
+        def __init__(self, data: Any, width: int = 8) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    def private(data: Any) -> Any:
+        return make_private(Remembering(data), data_loader=loader, plan=made, budgets=budgets)
+
+    for data in (loader, loader.dataset, loader.dataset.tensors[0]):
+        with pytest.raises(PdpsgdError, match="Expected hyperparameters without the records"):
+            trainer().fit(private(data))
+    module = private("a name")
+    trainer().fit(module)
+    assert module.engine.steps_left == 0
+
+
+def test_manual_optimization_may_not_begin_later(loader: Any, budgets: Budgets, made: Plan) -> None:
+    module: Any = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets)
+    module.automatic_optimization = False
+    with pytest.raises(PdpsgdError, match="since make_private"):
+        trainer().fit(module)
 
 
 def test_no_rate_follows_from_what_training_step_logs(loader: Any, budgets: Budgets, made: Plan) -> None:

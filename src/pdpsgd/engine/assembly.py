@@ -18,7 +18,7 @@ from pdpsgd.engine.checks.attributes import PlainAttributes
 from pdpsgd.engine.checks.buffers import BufferWatch
 from pdpsgd.engine.checks.collation import check_collation, collation_is_unseen
 from pdpsgd.engine.checks.first_batches import FirstBatches
-from pdpsgd.engine.checks.row_rounding import settle_layout
+from pdpsgd.engine.checks.row_rounding import Pass, settle_layout
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.earlier_training import EarlierTraining
 from pdpsgd.engine.execution import Execution
@@ -208,6 +208,7 @@ def assemble(
     observers: Sequence[StepObserver],
     watch_loop: bool,
     watch_after_steps: bool,
+    whole_pass: Pass | None = None,
     budgets: Budgets | None = None,
 ) -> Run:
     """Put the parts of a run together. Nothing is checked here: see `PrivacyEngine.make_private`."""
@@ -218,6 +219,8 @@ def assemble(
         expected=max(r.expected_batch_size for r in plan.rounds) / ranks.world_size,
         limit=options.records_at_once,
         views=options.views,
+        whole_pass=whole_pass,
+        divides=options.loss_reduction == "mean",
     )
     execution = Execution(
         plan=plan,

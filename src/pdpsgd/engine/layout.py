@@ -27,17 +27,21 @@ class Layout:
         multiple: What the number of rows of a physical batch is a multiple of.
         lanes: How many lanes there are; 1, or a divisor of `multiple`.
         limit: The largest number of rows in a physical batch.
+        powers: Whether the number of rows is a power of two, because the loss divides by it.
     """
 
     multiple: int = 4
     lanes: int = 1
     limit: int | None = None
+    powers: bool = False
 
     @property
     def at_once(self) -> int | None:
         """How many rows a whole physical batch has, where steps are cut."""
         if self.limit is None:
             return None
+        if self.powers:
+            return 1 << (self.limit.bit_length() - 1)
         if self.limit < FEWEST:
             return max(1, self.limit // self.lanes * self.lanes)
         multiple = self.multiple if self.limit >= max(SMALLEST, self.multiple) else FEWEST
@@ -48,8 +52,12 @@ class Layout:
 
         >>> Layout(multiple=4).rows(3), Layout(multiple=4).rows(18), Layout(multiple=4, limit=7).rows(3)
         (16, 20, 4)
+        >>> Layout(powers=True).rows(18)
+        32
         """
         filled = -(-max(rows, SMALLEST) // self.multiple) * self.multiple
+        if self.powers:
+            filled = 1 << (filled - 1).bit_length()
         return filled if self.at_once is None else min(filled, self.at_once)
 
     def rows_of_step(self, rows: int) -> int:

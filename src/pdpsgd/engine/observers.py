@@ -22,8 +22,8 @@ class StepObserver(Protocol):
     """A watcher of steps, given to `PrivacyEngine(observers=...)`; each method may refuse by raising an error.
 
     A class that inherits from this one overrides what it needs; one with an attribute `assumed`, sentences on what it
-    takes for granted, has them in the run's verdict. What observers see (who was sampled, sums
-    without noise) is sensitive: publishing any of it ends the guarantee.
+    takes for granted, has them in the run's verdict, and so has one with `beside`, on what no promise covers. What
+    observers see (who was sampled, sums without noise) is sensitive: publishing any of it ends the guarantee.
     """
 
     def step_begins(self, step: int, round: int) -> None:
@@ -53,6 +53,11 @@ class Observers:
     def assumed(self) -> tuple[str, ...]:
         """What observers take for granted of the run, in sentences for its verdict."""
         return tuple(sentence for each in self._all for sentence in getattr(each, "assumed", ()))
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What observers know to lie beside the model and to be covered by no promise, in sentences."""
+        return tuple(sentence for each in self._all for sentence in getattr(each, "beside", ()))
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Tell everybody of a batch, and of the step that it begins."""

@@ -24,6 +24,7 @@ from pdpsgd.engine.arguments import (
 )
 from pdpsgd.engine.assembly import LoopOptions, assemble, join_ranks, match_holdings
 from pdpsgd.engine.checks.held_out import check_held_out
+from pdpsgd.engine.checks.row_rounding import Pass
 from pdpsgd.engine.distributed import Ranks
 from pdpsgd.engine.execution import Execution
 from pdpsgd.engine.loader import PrivateLoader
@@ -78,6 +79,8 @@ class PrivacyEngine:
         watch_loop: Whether to look at what the loop does with the first batches. False is for loops that do
             nothing between loader and model, and whose loss is checked elsewhere.
         watch_after_steps: Whether the verdict says what else writes to the model; by default where the loop is watched.
+        whole_pass: From a batch to the sum of its losses, where the loop does nothing else with one, to be tried with
+            made-up rows before the run; the loop then calls `backward`.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class PrivacyEngine:
         observers: Sequence[StepObserver] = (),
         watch_loop: bool = True,
         watch_after_steps: bool | None = None,
+        whole_pass: Pass | None = None,
     ) -> None:
+        self._whole_pass = whole_pass
         self._observers = tuple(observers)
         self._watch_loop = watch_loop
         self._watch_after_steps = watch_loop if watch_after_steps is None else watch_after_steps
@@ -213,6 +218,7 @@ class PrivacyEngine:
             observers=self._observers,
             watch_loop=self._watch_loop,
             watch_after_steps=self._watch_after_steps,
+            whole_pass=self._whole_pass,
             budgets=budgets,
         )
         return module, run.optimizer, run.loader
@@ -247,6 +253,7 @@ class PrivacyEngine:
             test_double=run.test_double,
             unseen_code=[*run.unseen_code, *unseen_code],
             assumed=run.assumed,
+            beside=run.observers.beside,
             **circumstances_of(run.reservation),
             **circumstances,
         )
@@ -298,6 +305,19 @@ class PrivacyEngine:
         first `save` to have the journal elsewhere.
         """
         self._run.journal.keep(Path(path))
+
+    def backward(self, loss: Tensor) -> None:
+        """Do what `loss.backward()` does, for a loop that is not watched: a mean is multiplied by its rows first.
+
+        So that what a row gives is not rounded differently in batches of different sizes.
+        """
+        self.summed(loss).backward()  # type: ignore[no-untyped-call]
+
+    def summed(self, loss: Tensor) -> Tensor:
+        """Return the loss that `backward` takes: the sum over the current batch."""
+        run = self._run
+        rows = run.execution.batch_to_step().size * run.options["views"]
+        return run.gradients.summed(loss, rows) if run.options["loss_reduction"] == "mean" and rows else loss
 
     def forfeit_step(self) -> None:
         """Skip the current batch, for a reason that does not depend on it: its step counts as taken."""

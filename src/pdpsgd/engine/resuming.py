@@ -39,7 +39,9 @@ STATE = {
     "run": {"optimizer": ANY},
     "steps_done": int,
     "forfeited": [int],
-    "layout": Optional({"multiple": Range(1, 2**20, whole=True), "lanes": Range(1, 8, whole=True)}),
+    "layout": Optional(
+        {"multiple": Range(1, 2**20, whole=True), "lanes": Range(1, 8, whole=True), "powers": Optional(bool)}
+    ),
     "source": {"secure": bool, "seeded": bool, "algorithm": Optional(str), "name": Optional(str)},
     "verdict": Optional({"test_double": bool, "unseen_code": [str], "assumed": Optional([str])}),
     "packed": Each(ANY),
@@ -74,7 +76,11 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
         "run": describe_run(run, without_key=ended),
         "steps_done": run.execution.steps_done,
         "forfeited": list(run.execution.forfeited),
-        "layout": {"multiple": run.execution.layout.multiple, "lanes": run.execution.layout.lanes},
+        "layout": {
+            "multiple": run.execution.layout.multiple,
+            "lanes": run.execution.layout.lanes,
+            "powers": run.execution.layout.powers,
+        },
         "source": source.description,
         "verdict": {
             "test_double": run.test_double,
@@ -143,9 +149,11 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
     run.execution.forfeited = list(state["forfeited"])
     # Rows stand as they did, although kernels may round otherwise here (with another number of threads, say).
     here = run.execution.layout
-    stood = run.execution.layout = replace(here, **(state.get("layout") or {}))
+    noted = {name: value for name, value in (state.get("layout") or {}).items() if value is not None}
+    stood = run.execution.layout = replace(here, **noted)
     run.before.update(state.get("verdict") or {})
     rounds_otherwise = stood.lanes != here.lanes or bool(stood.multiple % here.multiple)
+    rounds_otherwise |= here.powers and not stood.powers
     if any(run.ranks.all_values(rounds_otherwise)) and not run.assumed:
         run.before["assumed"] = [NONE_FOUND]
     run.checkpoints.update(_beside(path, name) for name in (path.name, *(state.get("checkpoints") or ())))

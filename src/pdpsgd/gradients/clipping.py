@@ -57,6 +57,7 @@ class ClippedGradients:
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._untracked: list[nn.Parameter] = []
         self._incomplete = False  # an error came while a batch was being added
+        self._is_summed = False  # the mean of the pass that waits was multiplied by the number of rows
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note_untracked)  # type: ignore[no-untyped-call]
             for parameter in self.sums
@@ -131,8 +132,9 @@ class ClippedGradients:
             )
         try:
             with full_precision():
+                reduced = self._as_recorded(loss_reduction)
                 owners = self._owners_of_rows(views, starts, whose, clip_norms.device)
-                return self._add_clipped(clip_norms, largest_clip_norm, loss_reduction, owners, note)
+                return self._add_clipped(clip_norms, largest_clip_norm, reduced, owners, note)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -162,6 +164,7 @@ class ClippedGradients:
 
     def forget(self) -> None:
         """Drop a backward pass that was recorded and not collected."""
+        self._is_summed = False
         self._recorder.forget()
         self._untracked.clear()
 
@@ -179,7 +182,7 @@ class ClippedGradients:
     @torch.no_grad()
     def per_example_norms(self, *, loss_reduction: str = "mean") -> Tensor:
         """Return the per-example gradient norms before clipping, without forgetting the pass (sensitive)."""
-        size = self.recorded_batch_size or 0
+        size, loss_reduction = self.recorded_batch_size or 0, self._as_recorded(loss_reduction)
         with full_precision():
             layers = Layers(self._gradients(loss_reduction, size), self._totals, size)
             norms = layers.squared_norms().sqrt_()
@@ -188,7 +191,7 @@ class ClippedGradients:
     @torch.no_grad()
     def per_example_gradients(self, *, loss_reduction: str = "mean") -> dict[nn.Parameter, Tensor]:
         """Return the per-example gradients, materialized, without forgetting the pass (sensitive; for audits)."""
-        size = self.recorded_batch_size or 0
+        size, loss_reduction = self.recorded_batch_size or 0, self._as_recorded(loss_reduction)
         scale = size if loss_reduction == "mean" else 1
         with full_precision():
             gradients = dict(self._gradients(loss_reduction, size))
@@ -207,6 +210,15 @@ class ClippedGradients:
             yield
         finally:
             self._recorder.on_output_gradient = None
+
+    def summed(self, mean: Tensor, rows: int) -> Tensor:
+        """Return a mean loss times the number of its rows, for the backward pass that comes next.
+
+        What is recorded of a row is then its own gradient. Where the mean does nothing but divide by the number of
+        rows, that has nothing to round: n / n is 1.
+        """
+        self._is_summed = True
+        return mean * rows
 
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""
@@ -241,6 +253,10 @@ class ClippedGradients:
             yield
         finally:
             self._recorder.records_evaluation = before
+
+    def _as_recorded(self, loss_reduction: str) -> str:
+        """Return how the loss was reduced whose backward pass waits."""
+        return "sum" if self._is_summed else loss_reduction
 
     def _add_clipped(
         self,

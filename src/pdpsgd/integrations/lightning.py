@@ -25,8 +25,15 @@ from pdpsgd.engine.checks.probe import check_examples_do_not_mix
 from pdpsgd.engine.checks.rows import SeenValues
 from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError, fail, warn
 from pdpsgd.integrations._lightning import evaluated_on
+from pdpsgd.integrations._lightning_checks import (
+    check_hyperparameters,
+    check_trainer,
+    places_of,
+    refuse_deciding_by,
+    said_of,
+)
 from pdpsgd.integrations._torch import move_scheduler
 
 try:
@@ -102,6 +109,7 @@ def make_private(
     private: Any = module
     private.handed = HandedBatch()
     private.of_training = set()
+    private.logged = {}
     private.other_people = []
     private.private_options = {"data_loader": data_loader, "plan": plan, "budgets": budgets, **options}
     return module
@@ -114,18 +122,24 @@ class PrivateTraining:
     engine: PrivacyEngine
     handed: HandedBatch
     of_training: set[str]
-    """Names of figures that `training_step` logs."""
+    """Names of figures that `training_step`, or a hook around it, logs."""
+    logged: dict[str, str]
+    """Those that loggers write to files, and where."""
     other_people: list[Any]
     """Loaders of people to validate and test on, who are known not to be trained on."""
 
     def configure_optimizers(self) -> Any:
         """Make the module's own optimizer private; a scheduler, if there is one, stays as it is."""
-        _check_trainer(self.trainer)  # type: ignore[attr-defined]
+        check_trainer(self.trainer)  # type: ignore[attr-defined]
+        check_hyperparameters(self)
         self._check_is_new()
         configured = super().configure_optimizers()  # type: ignore[misc]
         optimizer, scheduler = _one_optimizer(configured)
         self.engine = PrivacyEngine(
-            observers=[TrainingStepProbe(self)], watch_loop=False, watch_after_steps=True
+            observers=[TrainingStepProbe(self)],
+            watch_loop=False,
+            watch_after_steps=True,
+            whole_pass=self._whole_pass,
         )
         _, private, self._private_loader = self.engine.make_private(
             module=self,  # type: ignore[arg-type]
@@ -136,6 +150,17 @@ class PrivateTraining:
             return private
         _attach(scheduler, private)
         return {"optimizer": private, "lr_scheduler": scheduler}
+
+    def backward(self, loss: Tensor, *arguments: Any, **named: Any) -> None:
+        """Do what Lightning does, for the sum over the batch: dividing by its size would round."""
+        super().backward(self.engine.summed(loss), *arguments, **named)  # type: ignore[misc]
+
+    def _whole_pass(self, batch: Any) -> Tensor:
+        """Return the sum of the losses of a batch that comes from the loader."""
+        with _as_forward(self):
+            loss: Tensor = _loss_of(self(batch))  # type: ignore[operator]
+        rows = len(tensors(batch)[0]) * self.private_options.get("views", 1)
+        return loss * rows if self.private_options.get("loss_reduction", "mean") == "mean" else loss
 
     def train_dataloader(self) -> Any:
         """Return the loader of the plan's steps."""
@@ -180,12 +205,24 @@ class PrivateTraining:
             self.handed.note(batch)
         return batch
 
-    def log(self, name: str, *arguments: Any, **named: Any) -> None:
-        """Log a figure, unless it is of the training data and something decides by it."""
-        if self._current_fx_name == "training_step" and name not in self.of_training:  # type: ignore[attr-defined]
+    def log(
+        self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, **more: Any
+    ) -> None:
+        """Log a figure, unless it is of the training data and something decides, or is named, by it.
+
+        Where a logger writes it to a file, that file is named.
+        """
+        trainer = self.trainer  # type: ignore[attr-defined]
+        if trainer.training and name not in self.of_training:
             self.of_training.add(name)
-            _refuse_deciding_by(name, self.trainer)  # type: ignore[attr-defined]
-        super().log(name, *arguments, **named)  # type: ignore[misc]
+            refuse_deciding_by(name, trainer)
+            if trainer.loggers and logger is not False:
+                self.logged[name] = places_of(trainer.loggers)
+                warn(
+                    f"{said_of([name], self.logged[name])} (self.log(..., logger=False) leaves it out of there; what "
+                    "validation_step logs of other people may be published.)"
+                )
+        super().log(name, value, prog_bar, logger, **more)  # type: ignore[misc]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to train on from Lightning's checkpoint, which does not know where the plan stands."""
@@ -251,6 +288,13 @@ class TrainingStepProbe(StepObserver):
         self._done = False
         self._seen = SeenValues()  # a class that no batch had before shows only now
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What loggers have written of the training data, in a sentence for each place."""
+        logged = self._module.logged
+        places = dict.fromkeys(logged.values())
+        return tuple(said_of([name for name, place in logged.items() if place == one], one) for one in places)
+
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Refuse a training step in which examples mix."""
         if self._seen.has_news(batch.examples, batch.size) or not self._done:
@@ -300,23 +344,17 @@ def _checked(own: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(own)
     def training_step(self: PrivateTraining, *arguments: Any, **named: Any) -> Any:
         self.handed.check((arguments, named))
-        return own(self, *arguments, **named)
+        given = own(self, *arguments, **named)
+        if given is None and any(len(tensor) for tensor in tensors(arguments) if tensor.dim()):
+            fail(
+                "Expected training_step to return a loss for every batch. Got None: a batch must not be left out "
+                "because of what is in it."
+            )
+        if not self.automatic_optimization:  # type: ignore[attr-defined]
+            fail("Expected automatic optimization. Got automatic_optimization=False since make_private.")
+        return given
 
     return training_step
-
-
-def _refuse_deciding_by(name: str, trainer: Any) -> None:
-    """Refuse callbacks and schedulers that decide by a figure of the training data."""
-    names = {name, f"{name}_step", f"{name}_epoch"}
-    plateaus = (each for each in trainer.lr_scheduler_configs if each.reduce_on_plateau)
-    for each in (*trainer.callbacks, *plateaus):
-        if getattr(each, "monitor", None) in names:
-            kind = type(getattr(each, "scheduler", each)).__name__
-            fail(
-                f"Expected callbacks and schedulers that decide by figures on other people. Got {kind}, which watches "
-                f"{each.monitor!r}: training_step computes that from the private data, and no noise covers what "
-                "follows from it. Watch a figure of validation_step."
-            )
 
 
 def _loss_of(step_output: Any) -> Any:
@@ -340,23 +378,3 @@ def _attach(configured: Any, private: Any) -> None:
     """Let the scheduler belong to the private optimizer, which shares the groups that it sets rates in."""
     scheduler = configured["scheduler"] if isinstance(configured, dict) else configured
     move_scheduler(scheduler, private)
-
-
-def _check_trainer(trainer: Any) -> None:
-    """Refuse what would change gradients behind the mechanism's back."""
-    if trainer.gradient_clip_val:
-        fail(f"Expected no gradient_clip_val: the plan clips. Got {trainer.gradient_clip_val!r}.")
-    if trainer.overfit_batches:
-        fail(
-            "Expected overfit_batches=0: it validates on the batches that are trained on. Got "
-            f"{trainer.overfit_batches!r}."
-        )
-    if trainer.accumulate_grad_batches != 1:
-        fail(
-            "Expected accumulate_grad_batches=1: a step is one batch. Got "
-            f"{trainer.accumulate_grad_batches!r}."
-        )
-    if "16" in str(trainer.precision):
-        fail(f"Expected precision of 32 or 64 bits, without loss scaling. Got {trainer.precision!r}.")
-    if trainer.world_size != 1:
-        fail(f"Expected one device with Lightning. Got {trainer.world_size}: use pdpsgd.fit under torchrun.")

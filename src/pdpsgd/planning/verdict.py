@@ -40,13 +40,15 @@ class Verdict:
     """What may be said of a result, and why not more.
 
     `outcome` is one of `HOLDS`, `EXCEPT` and `NOT_FOR_RELEASE`. `assumed` are sentences on what was taken for granted
-    of this run in particular, because it could not be tried; they change no outcome.
+    of this run in particular, because it could not be tried; `beside` names what lies beside the result and is covered
+    by no promise. They change no outcome.
     """
 
     outcome: str
     people: int
     reasons: tuple[Reason, ...] = ()
     assumed: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def is_for_release(self) -> bool:
@@ -65,8 +67,8 @@ class Verdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The headline, then why, one sentence per reason, then what is assumed."""
-        return (self.headline, *(reason.sentence for reason in self.reasons), *self.assumed)
+        """The headline, then why, one sentence per reason, then what is assumed, and what is not covered."""
+        return (self.headline, *(reason.sentence for reason in self.reasons), *self.assumed, *self.beside)
 
     @property
     def note(self) -> str | None:
@@ -99,6 +101,7 @@ class Verdict:
                 for r in self.reasons
             ],
             **({"assumed": list(self.assumed)} if self.assumed else {}),
+            **({"beside": list(self.beside)} if self.beside else {}),
             "text": " ".join(self.sentences),
         }
 
@@ -121,6 +124,7 @@ def verdict(
     above_consent: int = 0,
     withdrawn: int = 0,
     assumed: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> Verdict:
     """Say whether the promise holds for all, holds with exceptions, or the result is not for release.
 
@@ -144,6 +148,7 @@ def verdict(
         above_consent: people of the ledger from whom more was taken before than they allow now.
         withdrawn: people of the ledger who allow nothing any more, and whom earlier runs have used.
         assumed: what was taken for granted of this run in particular, in sentences.
+        beside: what was written beside the result and is covered by no promise, in sentences.
 
     Returns:
         The verdict with all its reasons, those against a release first.
@@ -172,7 +177,8 @@ def verdict(
     ]
     exceptions = _exceptions(plan, without_promise, above_consent, withdrawn)
     outcome = NOT_FOR_RELEASE if against else EXCEPT if exceptions else HOLDS
-    return Verdict(outcome, plan.people + without_promise, (*against, *exceptions), tuple(assumed))
+    people = plan.people + without_promise
+    return Verdict(outcome, people, (*against, *exceptions), tuple(assumed), tuple(beside))
 
 
 def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:

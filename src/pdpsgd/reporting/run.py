@@ -141,7 +141,7 @@ def _verdict(run: Run, check: Check) -> str:
     )
     if found["outcome"] == HOLDS and of_plan.outcome != HOLDS:
         found = of_plan.to_dict()
-    assumed = found.get("assumed") or []
+    assumed = [*(found.get("assumed") or []), *(found.get("beside") or [])]
     reasons = " ".join([*(reason["sentence"] for reason in found["reasons"]), *assumed])
     if found["outcome"] == NOT_FOR_RELEASE:
         return parts.verdict(False, "This run is not for release.", reasons)

@@ -59,6 +59,7 @@ RESULT = {
             "text": str,
             "reasons": [{"sentence": str}],
             "assumed": Optional([str]),
+            "beside": Optional([str]),
         }
     ),
     "evaluation": Optional(

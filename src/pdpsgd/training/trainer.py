@@ -119,8 +119,9 @@ class Trainer:
         self.ended: list[dict[str, Tensor]] = []  # models of rounds after which a fresh one began
         self.history: list[dict[str, Any]] = []
         self.engine = PrivacyEngine(
-            watch_loop=False
-        )  # nothing happens between loader and model but `augment`
+            watch_loop=False,  # nothing happens between loader and model but `augment`
+            whole_pass=None if self.summed_loss is not None else self._whole_pass,
+        )
         self._clock = time.monotonic()
         self._saved = time.monotonic()
         self._log: list[dict[str, Any]] = []
@@ -268,10 +269,18 @@ class Trainer:
             inputs = self.augment(inputs)
         self.engine.optimizer.zero_grad()
         loss = (self.summed_loss or self.loss)(call(self.module, inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.engine.backward(loss)
         if self.sensitive:
             mean = float(loss.detach()) / (1 if self.summed_loss is None else len(targets))
             self._pieces.append((len(targets) // self.views, mean))
+
+    def _whole_pass(self, batch: Any) -> Tensor:
+        """Return the sum of a loss of somebody's own over a batch, without augmentation."""
+        inputs, targets = (to_device(part, next(self.model.parameters()).device) for part in batch)
+        if self.views > 1:
+            inputs, targets = (repeated(part, self.views) for part in (inputs, targets))
+        loss: Tensor = self.loss(call(self.module, inputs), targets)
+        return loss * len(targets)
 
     def _choose_what_to_train(self, step: int) -> None:
         """Let the model be from the step on at which its calibration is fitted; called between steps."""

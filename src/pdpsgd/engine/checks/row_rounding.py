@@ -7,11 +7,12 @@ is rounded alike wherever it stands, at all these sizes. The first `Layout` for 
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from pdpsgd.engine.batches import Batch, call, has_rows, map_tensors, tensors, to_device
 from pdpsgd.engine.checks.comparisons import output_by_row, weighted_sum
 from pdpsgd.engine.checks.probe import left_as_it_was
-from pdpsgd.engine.layout import FEWEST, Layout
+from pdpsgd.engine.layout import FEWEST, SMALLEST, Layout
 from pdpsgd.gradients.instrument import InstrumentedForward
 
 if TYPE_CHECKING:
@@ -31,10 +32,16 @@ LANES = (1, 4)
 LANES_OF_FEW = (1, 2)  # where a physical batch has fewer than four rows
 MOST = 64  # the largest multiple that is tried
 MOST_ROWS = 1024  # in a batch that is tried
+MOST_SIZES = 24  # that are tried where a loss divides by the number of rows
+FACTORS, ROWS = (3, 5, 7, 11), 8  # of the number of rows, and how many made-up rows are tried at these
 MOST_NUMBERS = 2**13  # of a model whose per-example gradients are compared one by one
 NOT_TRIED = (
     "It is assumed that kernels round a row of this model alike whoever else is sampled: with a made-up row the model "
     "could not be called before the run, to try it."
+)
+LOSS_NOT_TRIED = (
+    "It is assumed that the loss rounds a row of its mean alike whoever else is sampled: for a made-up row it could "
+    "not be computed before the run, to try it. A summed loss needs nothing of the kind."
 )
 NONE_FOUND = (
     "It is assumed that it does not matter how kernels round a row of this model: at all numbers of rows that were "
@@ -50,8 +57,19 @@ class Settled:
     assumed: str | None = None
 
 
+Pass = Callable[[Batch], Tensor]
+"""From a batch of the loader to the loss summed over it: all that the loop does with one."""
+
+
 def settle_layout(
-    gradients: ClippedGradients, records: Records, *, expected: float, limit: int | None, views: int
+    gradients: ClippedGradients,
+    records: Records,
+    *,
+    expected: float,
+    limit: int | None,
+    views: int,
+    whole_pass: Pass | None = None,
+    divides: bool = False,
 ) -> Settled:
     """Return the layout that costs least among those in which the model rounds a row alike wherever it stands.
 
@@ -61,6 +79,10 @@ def settle_layout(
         expected: The expected number of records in a step.
         limit: The largest number of records in a physical batch.
         views: The number of rows that a record has.
+        whole_pass: What the loop does with a batch, where that is known before the run; otherwise, or where that cannot
+            be computed for a made-up row, the model alone is tried, with parts of a batch.
+        divides: Whether the loss in it is a mean times the number of rows. Where that leaves rounding behind, the
+            number of rows is a power of two.
 
     Returns:
         The layout; the least one, and what is then assumed, if none will do, or if the model cannot be called before
@@ -69,10 +91,18 @@ def settle_layout(
     Guarantee: none by itself. Rows were alike at the sizes that were tried, for made-up numbers.
     """
     least = Layout(multiple=_least_multiple(expected), limit=limit)
+    without_loss = LOSS_NOT_TRIED if whole_pass is not None and divides else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            trial = _Trial.of(gradients, records.example(), views)
+            example = records.example()
+            trial = None
+            if whole_pass is not None:
+                trial = _Trial.of_pass(gradients, example, views, whole_pass, divides=divides)
+            if trial is not None:
+                without_loss = None
+            else:
+                trial = _Trial.of(gradients, example, views)
             found = None if trial is None else trial.settle(least, expected)
         except Exception:  # whatever it is, the first batch says it better
             return Settled(least, NOT_TRIED)
@@ -80,7 +110,7 @@ def settle_layout(
             gradients.forget()
     if found is None:
         return Settled(least, NOT_TRIED if trial is None else NONE_FOUND)
-    return Settled(found)
+    return Settled(found, without_loss)
 
 
 def _least_multiple(expected: float) -> int:
@@ -95,8 +125,20 @@ def _least_multiple(expected: float) -> int:
 class _Trial:
     """One made-up row, and what the model makes of it among copies of itself."""
 
-    def __init__(self, gradients: ClippedGradients, row: Any, views: int) -> None:
+    def __init__(
+        self,
+        gradients: ClippedGradients,
+        row: Any,
+        views: int,
+        *,
+        whole_pass: Pass | None = None,
+        divides: bool = False,
+    ) -> None:
         self.gradients, self.row, self.views = gradients, row, views
+        self.whole_pass, self.divides = whole_pass, divides
+        self.others: list[
+            _Trial
+        ] = []  # with other made-up rows: of one, few numbers may happen to come out alike
         self.is_small = sum(parameter.numel() for parameter in gradients.sums) <= MOST_NUMBERS
         self.results = cache(self._results)
 
@@ -113,25 +155,52 @@ class _Trial:
             return trial
         return None
 
+    @classmethod
+    def of_pass(
+        cls, gradients: ClippedGradients, example: Batch, views: int, whole_pass: Pass, *, divides: bool
+    ) -> _Trial | None:
+        """Begin with a batch that has one made-up record in it; None if that cannot be computed for it."""
+        rows = [map_tensors(partial(_made_up, number=number), example) for number in range(ROWS)]
+        trial, *others = (
+            cls(gradients, row, views, whole_pass=whole_pass, divides=divides)
+            for row in (rows if divides else rows[:1])
+        )
+        trial.others = others
+        try:
+            trial.results(SMALLEST)
+        except Exception:
+            return None
+        return trial
+
     def settle(self, least: Layout, expected: float) -> Layout | None:
         """Return the first layout in which all copies are equal; None if they are in none."""
         few = least.limit is not None and least.limit < FEWEST
-        for lanes in LANES_OF_FEW[: least.limit] if few else LANES:
-            multiple = least.multiple
-            while multiple <= MOST:
-                layout = Layout(multiple=multiple, lanes=lanes, limit=least.limit)
-                if self._is_alike(layout, expected):
-                    return layout
-                multiple *= 2
+        for powers in (False, True) if self.divides else (False,):
+            for lanes in LANES_OF_FEW[: least.limit] if few else LANES:
+                multiple = least.multiple
+                while multiple <= MOST:
+                    layout = Layout(multiple=multiple, lanes=lanes, limit=least.limit, powers=powers)
+                    odd = {layout.rows(factor * multiple) for factor in FACTORS}
+                    if self._is_alike(layout, self._sizes(layout, expected)) and all(
+                        other._is_alike(layout, odd) for other in self.others
+                    ):
+                        return layout
+                    multiple *= 2
         return None
 
-    def _is_alike(self, layout: Layout, expected: float) -> bool:
-        """Tell whether rows of a lane are equal, in a batch and among batches of sizes that the layout has."""
+    def _sizes(self, layout: Layout, expected: float) -> set[int]:
+        """Return sizes of batches that the layout has."""
         typical = layout.rows(min(int(expected), MOST_ROWS))
         wanted = {
             layout.rows(size)
             for size in (1, typical, typical + layout.multiple, typical + 3 * layout.multiple)
         }
+        if self.divides:  # by a number of rows that is a power of two, or by one that may round
+            wanted |= {layout.rows(size) for size in _usual_sizes(layout, typical)}
+        return wanted
+
+    def _is_alike(self, layout: Layout, wanted: set[int]) -> bool:
+        """Tell whether rows of a lane are equal, in a batch and among batches of these sizes."""
         if any(size % layout.lanes for size in wanted):
             return False
         pattern: list[Tensor] | None = None
@@ -149,8 +218,9 @@ class _Trial:
     def _results(self, size: int) -> list[_Rows]:
         """Return what became of all rows, of so many records: in outputs and gradients."""
         rows = size * self.views
+        given = size if self.whole_pass is not None else rows
         inputs = map_tensors(
-            lambda leaf: leaf.repeat(rows, *[1] * (leaf.dim() - 1)) if has_rows(leaf, 1) else leaf, self.row
+            lambda leaf: leaf.repeat(given, *[1] * (leaf.dim() - 1)) if has_rows(leaf, 1) else leaf, self.row
         )
         module, found = self.gradients.module, list[_Rows]()
 
@@ -162,15 +232,11 @@ class _Trial:
 
         with left_as_it_was(module), _attributes_kept(module), self.gradients.recording_in_evaluation():
             module.eval()
-            outputs = tensors(call(module, inputs))
-            by_row = [
-                part
-                for leaf in outputs
-                if leaf.is_floating_point() and (part := output_by_row(leaf, rows)) is not None
-            ]
-            for part in by_row:
-                see(part.detach())
-            loss = torch.stack([weighted_sum(part) for part in by_row if part.requires_grad]).sum()
+            if self.whole_pass is None:
+                loss = _sum_of_outputs(tensors(call(module, inputs)), rows, see)
+            else:
+                with _outputs_seen(module, see):
+                    loss = self.whole_pass(inputs)
             with self.gradients.watching_output_gradients(see):
                 self.gradients.record(loss)
             if self.is_small:
@@ -179,6 +245,45 @@ class _Trial:
             see(self.gradients.per_example_norms(loss_reduction="sum"))
             self.gradients.forget()
         return found
+
+
+def _usual_sizes(layout: Layout, typical: int) -> list[int]:
+    """Return sizes of batches that a run will have: within four standard deviations, or up to the limit."""
+    spread = 4 * math.isqrt(typical)
+    least, most = max(1, typical - spread), typical + spread
+    if layout.at_once is not None:
+        least, most = 1, min(most, layout.at_once)
+    step = max(layout.multiple, (most - least) // MOST_SIZES)
+    return [*range(least, most, step), most]
+
+
+def _sum_of_outputs(outputs: list[Tensor], rows: int, see: Callable[[Tensor], None]) -> Tensor:
+    """Let somebody see what a model gives each row, and add it all up."""
+    by_row = [
+        part
+        for leaf in outputs
+        if leaf.is_floating_point() and (part := output_by_row(leaf, rows)) is not None
+    ]
+    for part in by_row:
+        see(part.detach())
+    return torch.stack([weighted_sum(part) for part in by_row if part.requires_grad]).sum()
+
+
+@contextmanager
+def _outputs_seen(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Let somebody see what the parts of a module give, as they give it."""
+
+    def look(part: nn.Module, inputs: Any, outputs: Any) -> None:
+        for leaf in tensors(outputs):
+            if leaf.is_floating_point():
+                see(leaf.detach())
+
+    hooks = [part.register_forward_hook(look) for part in module.modules() if part is not module]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)
@@ -212,11 +317,11 @@ def _possible_inputs(example: Batch) -> Iterator[Any]:
         yield example
 
 
-def _made_up(leaf: Tensor) -> Tensor:
+def _made_up(leaf: Tensor, number: int = 0) -> Tensor:
     """Return a tensor of normal numbers; of ones, where whole numbers (tokens, masks) or truth values are wanted."""
     if not leaf.is_floating_point():
         return torch.ones_like(leaf)
-    generator = torch.Generator().manual_seed(leaf.numel())
+    generator = torch.Generator().manual_seed(leaf.numel() + 1_000_003 * number)
     return torch.randn(leaf.shape, generator=generator, device="cpu").to(leaf)
 
 
