@@ -228,6 +228,37 @@ def test_a_preset_that_starts_from_drawn_digits_shows_its_progress_and_is_audite
     assert Path("run/public/model.safetensors").read_bytes() == finished
 
 
+def test_who_resumes_without_the_options_is_told_which_the_run_began_with(
+    run: Callable[..., Any], people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error named what was missing (--label), as if it were a new run."""
+    from pdpsgd.engine.optimizer import PrivateOptimizer
+
+    step, taken = PrivateOptimizer.step, []
+
+    def interrupted(self: Any, closure: Any = None) -> Any:
+        taken.append(self)
+        if len(taken) == 4:
+            raise KeyboardInterrupt
+        return step(self, closure)
+
+    given = ("train", people, *TABLE, *SMALL, "--run-folder", "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateOptimizer, "step", interrupted)
+        assert run(*given).exit_code != 0
+    for arguments in (("train", people), ("train", people, *TABLE, "--optimizer", "adam")):
+        result = run(*arguments, "--run-folder", "run", "--resume")
+        assert result.exit_code == 2
+        said = " ".join(result.output.split())
+        assert "--resume remembers no options: repeat the whole command" in said
+        assert f"It was begun with: pdpsgd train {people} " in said
+        assert "--label income" in said
+        assert "--steps 8" in said
+    check(run(*given, "--resume"))
+    new = run("train", people, "--run-folder", "other")
+    assert "--resume remembers" not in new.output
+
+
 def test_a_network_that_starts_at_random_has_no_progress_to_show_before_training(
     run: Callable[..., Any],
 ) -> None:

@@ -170,6 +170,7 @@ def test_the_command_writes_one_letter_or_all_and_refuses_whom_it_does_not_know(
     for wrong, said in (
         (("--person", "nobody"), "'nobody'"),
         (("--person", "p7", "--letters", "x"), "Got both"),
+        (("--letters", "p7"), "write --person p7"),
         (("--person", "p7", "--contact", "two\nlines"), "a line of text"),
         (("--person", "p7", "--ledger", "x"), "in none"),
     ):

@@ -7,6 +7,7 @@ and no noise covers that.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,6 +85,18 @@ def command_record(data: str, options: Sequence[Options], versions: Mapping[str,
     }
     texts = {name: _text(name, value) for name, value in said.items()}
     return {"data": data, "options": texts, "files": files, "versions": dict(versions)}
+
+
+def spelled(record: Mapping[str, Any]) -> str:
+    """Write the command that a record is of, as it is given on the command line."""
+    given = [
+        part
+        for name, value in record["options"].items()
+        if name not in ("run_folder", "resume") and value is not False
+        for each in (value if isinstance(value, list) else [value])
+        for part in ([_option(name)] if each is True else [_option(name), shlex.quote(str(each))])
+    ]
+    return " ".join(["pdpsgd train", shlex.quote(record["data"]), *given])
 
 
 def differences(like: Path, now: Mapping[str, Any]) -> list[str]:

@@ -115,8 +115,13 @@ def _letters(
 ) -> None:
     """Write one letter, or everybody's."""
     from pdpsgd.reporting.letter_page import Letterhead
-    from pdpsgd.reporting.letters import find_promise, write_letter, write_letters
+    from pdpsgd.reporting.letters import find_promise, is_listed, write_letter, write_letters
 
+    if person is None and place is not None and not place.is_dir() and is_listed(run_folder, str(place)):
+        fail(
+            f"Expected a folder for letters to everybody with --letters. Got {str(place)!r}, the id of somebody on the "
+            f"list: for one letter, write --person {place}; for a folder, give it another name."
+        )
     head = Letterhead.of(run_folder, said)
     if head.contact is None:
         screen.say(

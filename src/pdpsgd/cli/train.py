@@ -28,9 +28,11 @@ from pdpsgd.cli.training_options import (
 from pdpsgd.cli.training_run import (
     check_folder,
     completed,
+    explained_if_resumed,
     fit_by_plan,
     fit_in_ledger,
     network_of,
+    noted_if_interrupted,
     show_result,
 )
 from pdpsgd.errors import fail
@@ -121,40 +123,41 @@ def train(
     counted_otherwise = by_files or by_plan or people.tiers is not None
     place = ledger.place(own_data=own_data, counted_otherwise=counted_otherwise)
     check_folder(options, place)
-    inputs = read_inputs(
-        data,
-        with_task_of(records, options),
-        people,
-        listed=ledger.listed,
-        records_per_person=options.records_per_person,
-    )
-    inputs = with_calibration(inputs, options.calibrate, data, records, people)
-    check_other_people(inputs)  # as they were read: features of equal rows may be rounded otherwise
-    confirm_without_promise(inputs, yes=yes or options.resume)
-    inputs = with_features(inputs, options.preset, screen.say)
-    inputs = with_embeddings(inputs, records, screen)
-    if inputs.mapped:
-        screen.say(
-            f"{data} is large: its encoded rows are in a file without a name in {cache_place()}, not in memory."
+    with explained_if_resumed(options):
+        inputs = read_inputs(
+            data,
+            with_task_of(records, options),
+            people,
+            listed=ledger.listed,
+            records_per_person=options.records_per_person,
         )
-    for note in inputs.notes:
-        screen.say(f"Note: {note}")
-    place, inputs = ledger_of(
-        inputs, place, ledger, screen, own_data=own_data, by_files=by_files, by_plan=by_plan
-    )
-    options, claimed = completed(options, ready, inputs, data, quiet=quiet)
-    with claimed:
-        network = network_of(inputs, options, screen)
-        if (options.mechanism if ready is None else ready.mechanism) != LEAST_SQUARES:
-            options = options.with_defaults(parameters=count_parameters(network))
-        if place is None:
-            made = ready or _plan(inputs, options, people, earlier)
-            result = fit_by_plan(network, inputs, options, made, screen, yes=yes)
-        else:
-            with open_or_create(place, screen) as kept:
-                result = fit_in_ledger(
-                    network, inputs, options, ready, kept, ledger, screen, yes=yes, place=kept.place
-                )
+        inputs = with_calibration(inputs, options.calibrate, data, records, people)
+        check_other_people(inputs)  # as they were read: features of equal rows may be rounded otherwise
+        confirm_without_promise(inputs, yes=yes or options.resume)
+        inputs = with_features(inputs, options.preset, screen.say)
+        inputs = with_embeddings(inputs, records, screen)
+        if inputs.mapped:
+            screen.say(
+                f"{data} is large: its encoded rows are in a file without a name in {cache_place()}, not in memory."
+            )
+        for note in inputs.notes:
+            screen.say(f"Note: {note}")
+        place, inputs = ledger_of(
+            inputs, place, ledger, screen, own_data=own_data, by_files=by_files, by_plan=by_plan
+        )
+        options, claimed = completed(options, ready, inputs, data, quiet=quiet)
+        with claimed, noted_if_interrupted(options, record):
+            network = network_of(inputs, options, screen)
+            if (options.mechanism if ready is None else ready.mechanism) != LEAST_SQUARES:
+                options = options.with_defaults(parameters=count_parameters(network))
+            if place is None:
+                made = ready or _plan(inputs, options, people, earlier)
+                result = fit_by_plan(network, inputs, options, made, screen, yes=yes)
+            else:
+                with open_or_create(place, screen) as kept:
+                    result = fit_in_ledger(
+                        network, inputs, options, ready, kept, ledger, screen, yes=yes, place=kept.place
+                    )
     RunFolder(str(options.run_folder)).write_command(record)
     show_result(result, screen, inputs.classes)
     if report:

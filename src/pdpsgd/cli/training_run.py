@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.cli.agreement import confirm_signal, warn_of_release
+from pdpsgd.cli.earlier_run import spelled
 from pdpsgd.cli.own_ledger import TrainingLedger, announce, settle_folder
 from pdpsgd.cli.shared import Screen
 from pdpsgd.cli.training_options import DEFAULTS_OF_TEXTS, CommandOptions, make_network
-from pdpsgd.errors import fail
+from pdpsgd.errors import PdpsgdError, fail
 from pdpsgd.planning.verdict import NOT_FOR_RELEASE
 from pdpsgd.training.run_folder import RunFolder
 
@@ -251,6 +252,35 @@ def check_folder(options: CommandOptions, place: str | None) -> None:
         settle_folder(place, folder)
     named = f"--run-folder {str(folder.path)!r}"
     folder.check_is_free(resume=options.resume, folder=named, go_on="--resume")
+
+
+@contextmanager
+def explained_if_resumed(options: CommandOptions) -> Iterator[None]:
+    """Say, with what is refused of a run that goes on, that it takes all options again, and which it began with."""
+    try:
+        yield
+    except PdpsgdError as error:
+        folder = None if options.run_folder is None else RunFolder(options.run_folder)
+        if not options.resume or folder is None or not folder.begun:
+            raise
+        known = folder.read_command()
+        began = "" if known is None else f" It was begun with: {spelled(known)}"
+        fail(
+            f"{error} (--resume remembers no options: repeat the whole command that began the run, with --run-folder "
+            f"{folder.path} --resume.{began})"
+        )
+
+
+@contextmanager
+def noted_if_interrupted(options: CommandOptions, record: Mapping[str, Any]) -> Iterator[None]:
+    """Leave what the command was asked for in a folder whose run was interrupted, to be found when it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        folder = RunFolder(str(options.run_folder))
+        if folder.begun and not folder.finished:
+            folder.write_command(record)
+        raise
 
 
 def new_folder(name: str) -> RunFolder:

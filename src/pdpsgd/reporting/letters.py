@@ -118,6 +118,11 @@ def find_promise(folder: str | Path, name: str) -> Promise:
     )
 
 
+def is_listed(folder: str | Path, name: str) -> bool:
+    """Tell whether somebody on the list of a run has this id."""
+    return any(promise.id == name for promise in read_promises(folder))
+
+
 def _make_folder(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
