@@ -65,3 +65,26 @@ def test_the_vectors_still_follow_the_weights(private, helpers):
         largest = float(torch.linalg.matrix_norm(weight, 2))
         found = largest / float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
         assert float(u @ weight @ v) < found <= largest * 1.0001
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_run_that_was_saved_before_or_after_its_step_goes_on_as_if_nothing_had_been(
+    private, tmp_path, between
+):
+    """Saved between a batch and its step, it iterated twice for that step, and was refused for other gradients."""
+    file = tmp_path / "run.safetensors"
+    saved = private(module=normed())
+    for number, (inputs, targets) in enumerate(saved.loader):
+        if between and number == 2:
+            saved.engine.save(file)
+        saved.step(inputs, targets)
+        if not between and number == 1:
+            saved.engine.save(file)
+    resumed = private(module=normed())
+    resumed.engine.resume(file)
+    resumed.train()
+    assert resumed.engine.steps_left == 0
+    for one, other in zip(
+        saved.module.state_dict().values(), resumed.module.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other)

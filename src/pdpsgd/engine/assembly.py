@@ -258,13 +258,14 @@ def assemble(
     norms = NormKeeper(execution, levels) if options.keep_norms else None
     if norms is not None and ranks.world_size > 1:
         fail("Expected one process, to keep norms. Got several: run without torchrun, or without keep_norms.")
+    power_iterations = PowerIterations(module)
     in_order = (
         *([AfterSteps(module)] if watch_after_steps else []),
         fresh_models,
         Seeding(execution),
         *([EarlierTraining(module, optimizer, plan)] if ranks.first else []),
         ClearedGradients(gradients),
-        PowerIterations(module),
+        power_iterations,
         BufferWatch(module, trainable=gradients.sums),
         attributes,
         *([] if reservation is None else [ReservationWatch(reservation, execution)]),
@@ -315,6 +316,7 @@ def assemble(
         norms=norms,
         budgets=budgets,
         observers=everyone,
+        power_iterations=power_iterations,
         assumed_here=tuple(each for each in ranks.all_values(settled.assumed) if each is not None),
         options={**options.to_dict(), "secure": source.secure},
     )

@@ -33,12 +33,14 @@ class PowerIterations(StepObserver):
         norms = ((chain, [part for part in chain if isinstance(part, SpectralNorm)]) for chain in chains)
         # A module may be in evaluation mode between steps, and is then put back into training mode.
         self._chains = [(chain, {part for part in found if part.training}) for chain, found in norms if found]
-        self._step = -1
+        self.step = (
+            -1
+        )  # the last one that was begun, as a checkpoint notes: it iterates once, also if it is resumed
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Iterate once a step, also where its batch is yielded a second time."""
-        if batch.step != self._step:
-            self._step = batch.step
+        if batch.step != self.step:
+            self.step = batch.step
             for chain, iterating in self._chains:
                 _iterate(chain, iterating)
 

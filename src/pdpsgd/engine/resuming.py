@@ -39,6 +39,7 @@ STATE = {
     "run": {"optimizer": ANY},
     "steps_done": int,
     "forfeited": [int],
+    "iterated": Optional(int),
     "layout": Optional(
         {"multiple": Range(1, 2**20, whole=True), "lanes": Range(1, 8, whole=True), "powers": Optional(bool)}
     ),
@@ -76,6 +77,7 @@ def save_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasSta
         "run": describe_run(run, without_key=ended),
         "steps_done": run.execution.steps_done,
         "forfeited": list(run.execution.forfeited),
+        "iterated": run.power_iterations.step if run.power_iterations.step >= 0 else None,
         "layout": {
             "multiple": run.execution.layout.multiple,
             "lanes": run.execution.layout.lanes,
@@ -147,6 +149,8 @@ def resume_run(run: Run, path: str | os.PathLike[str], others: Mapping[str, HasS
         )
     run.execution.steps_done = state["steps_done"]
     run.execution.forfeited = list(state["forfeited"])
+    iterated = state.get("iterated")
+    run.power_iterations.step = -1 if iterated is None else iterated
     # Rows stand as they did, although kernels may round otherwise here (with another number of threads, say).
     here = run.execution.layout
     noted = {name: value for name, value in (state.get("layout") or {}).items() if value is not None}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pdpsgd.engine.norms import NormKeeper
     from pdpsgd.engine.observers import Observers
     from pdpsgd.engine.optimizer import PrivateOptimizer
+    from pdpsgd.engine.power_iterations import PowerIterations
     from pdpsgd.engine.records import Records
     from pdpsgd.engine.spending import SpendingFilter
     from pdpsgd.gradients.clipping import ClippedGradients
@@ -51,6 +52,7 @@ class Run:
     first_batches: FirstBatches
     attributes: PlainAttributes
     observers: Observers
+    power_iterations: PowerIterations
     reservation: ReservedRun | None
     many_records: ManyRecords | None = None
     spending: SpendingFilter | None = None
