@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from typer.testing import CliRunner
 
+import pdpsgd
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.budgets.readers import read_columns
 from pdpsgd.cli import app
@@ -33,9 +34,10 @@ from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.ledger import ledger, log
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.plans import Plan
+from pdpsgd.reporting import comparison_page
 from pdpsgd.sampling.sampler import PoissonSampler
 from pdpsgd.sampling.source import RandomSource
-from pdpsgd.training import booking, progress, trainer
+from pdpsgd.training import booking, comparison, progress, trainer
 from pdpsgd.training.fitting import TrainingResult
 
 SEED = 5
@@ -44,7 +46,7 @@ SEED = 5
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a run takes is no secret that the promise is about."""
-    for module in (trainer, progress):
+    for module in (trainer, progress, comparison):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
@@ -196,6 +198,48 @@ def test_fit_publishes_nothing_but_what_follows_from_the_noised_sums(problem, tr
     with released_by(Injecting(recorded.noised)):
         assert train(others, **how) == before
         assert train(others.without("p3").without("p77"), **how) == before
+
+
+# --- a comparison -----------------------------------------------------------------------------------------
+
+
+def compared(problem: Any, records: Records, *mechanisms: str) -> dict[str, Any]:
+    """Compare mechanisms on these records, and give back the page and all that the result says."""
+    made = pdpsgd.compare(
+        mechanisms,
+        make_model=lambda seed: problem.model(),
+        data=(records.inputs, records.targets),
+        budgets=problem.budgets,
+        test_data=problem.test,
+        test_tiers=problem.test_tiers,
+        record_ids=records.ids,
+        seeds=(SEED,),
+        plan_options={"steps": 2, "batch_size": 10},
+    )
+    return {"page": comparison_page(made), "figures": json.dumps(made.to_dict(), sort_keys=True)}
+
+
+def test_a_comparison_publishes_nothing_of_a_record_that_was_never_sampled(problem):
+    mechanisms, records = ("dp-sgd", "pdp-sgd-exact"), records_of(problem)
+    plans = [pdpsgd.plan(problem.budgets, each, steps=2, batch_size=10) for each in mechanisms]
+    unseen = set.intersection(*(set(never_sampled(each, problem.budgets)) for each in plans))
+    assert len(unseen) > 10
+    before = compared(problem, records, *mechanisms)
+    for name in (min(unseen), max(unseen)):
+        assert compared(problem, records.changed(name), *mechanisms) == before
+        assert compared(problem, records.without(name), *mechanisms) == before
+    seen = next(name for name in records.ids if name not in never_sampled(plans[0], problem.budgets))
+    assert compared(problem, records.changed(seen), *mechanisms) != before  # it would be seen
+
+
+def test_a_comparison_publishes_nothing_but_what_follows_from_the_noised_sums(problem):
+    recorded = Recording()
+    with released_by(recorded):
+        before = compared(problem, records_of(problem), "pdp-sgd-exact")
+    others = Records(torch.rand(100, 5) * 3 - 7, torch.randint(0, 3, (100,)), problem.budgets.ids.tolist())
+    with released_by(Injecting(recorded.noised)):
+        for data in (others, others.without("p3").without("p77")):
+            assert compared(problem, data, "pdp-sgd-exact") == before
 
 
 # --- own loops, and Lightning -----------------------------------------------------------------------------
