@@ -24,7 +24,7 @@ from pdpsgd.pate import (
     train_ridge_teachers,
     vote_counts,
 )
-from pdpsgd.pate.teachers import Teacher
+from pdpsgd.pate.teachers import Teacher, _proportional
 from pdpsgd.sampling.source import RandomSource
 from tests.planning.closed_forms import gaussian
 
@@ -212,3 +212,28 @@ def test_the_student_asks_about_different_examples_and_spreads_their_labels() ->
 def test_what_cannot_be_is_refused_with_what_can(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(PdpsgdError, match=message):
         call()
+
+
+def test_questions_are_about_public_examples_that_are_there() -> None:
+    planned = plan_votes(Budgets([5.0] * 50), "pate", settings=VoteSettings(teachers=5, answer_noise=20.0))
+    counts = torch.full((4, 3), 2.0, dtype=torch.float64)
+    answer_queries(counts, planned, np.array([3, 0]), source=RandomSource.from_seed(0))
+    for order in ([0, 4], [-1, 0]):
+        with pytest.raises(
+            PdpsgdError, match=f"about the 4 public examples. Got {min(order)} to {max(order)}"
+        ):
+            answer_queries(counts, planned, np.array(order), source=RandomSource.from_seed(0))
+
+
+def test_people_are_not_with_more_teachers_than_there_are() -> None:
+    few = VoteSettings(teachers=3, answer_noise=20.0, threshold=2.0)
+    near, far = Budgets([2.0, 4.0] * 30), Budgets([1.0, 200.0] + [1.0] * 1000)
+    assert len(plan_votes(near, "i-pate-upsample", settings=few).copies) == 2
+    with pytest.raises(PdpsgdError, match=r"within a factor of 4 of each other\. Got 200"):
+        plan_votes(far, "i-pate-upsample", settings=few)
+
+
+def test_every_level_that_votes_by_itself_has_a_teacher() -> None:
+    assert _proportional(np.array([5, 5]), 2).tolist() == [1, 1]
+    with pytest.raises(PdpsgdError, match=r"one teacher for each of the 3 levels. Got 2"):
+        _proportional(np.array([5, 5, 5]), 2)

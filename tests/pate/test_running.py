@@ -299,3 +299,12 @@ def test_networks_may_share_what_is_frozen() -> None:
         network=lambda: torch.nn.Sequential(torch.nn.Flatten(), frozen, torch.nn.Linear(FEATURES, 10))
     )
     assert found.verdict.outcome == "holds for all"
+
+
+def test_teachers_who_agree_on_nothing_leave_no_student(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(run(seed=0).answers.labels)
+    monkeypatch.setattr(
+        "pdpsgd.pate.running.vote_counts", lambda *_, **__: torch.full((len(PUBLIC), 10), -1e6)
+    )
+    with pytest.raises(PdpsgdError, match=r"questions at least. Got none: the teachers do not agree"):
+        run(seed=0)
