@@ -197,3 +197,35 @@ def test_a_parametrization_is_computed_once_for_all_examples(passes: list[int]) 
     clipped.clipped_sum(torch.ones(5), loss_reduction="sum")
     clipped.remove()
     assert passes
+
+
+class LowRank(nn.Linear):
+    """A weight plus a product of two parameters: each example's gradient goes back through matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__(65, 33)
+        self.left, self.right = (nn.Parameter(torch.randn(shape)) for shape in ((33, 3), (3, 65)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, self.weight + self.left @ self.right, self.bias)
+
+
+def test_an_example_is_passed_back_alike_wherever_in_its_lane_it_stands() -> None:
+    """Also where not all examples are passed back at once."""
+    clipped, row = ClippedGradients(model := LowRank()), torch.randn(1, 65)
+    found = []
+    for rows in (16, 124, 248):
+        model(row.repeat(rows, 1)).square().sum().backward()
+        parts = clipped.per_example_gradients(loss_reduction="sum").values()
+        found.append(torch.cat([part.flatten(1) for part in parts], 1).view(rows // 4, 4, -1))
+        clipped.forget()
+    clipped.remove()
+    first = found[0][0]
+    assert all(torch.equal(lanes, first) for part in found for lanes in part)
+
+
+@pytest.mark.parametrize("numbers", [1, 100, 2145, 1 << 18, 1 << 30])
+def test_as_many_are_passed_back_at_once_as_a_power_of_two(numbers: int) -> None:
+    many = effective_weight.examples_at_once(numbers)
+    assert many & (many - 1) == 0
+    assert many == 1 or many * numbers <= effective_weight.AT_ONCE < 2 * many * numbers

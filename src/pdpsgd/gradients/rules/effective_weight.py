@@ -188,7 +188,7 @@ def pulled_back(value: Tensor, gradient: PerExample, leaves: Mapping[Any, Tensor
         if value is leaf:
             yield parameter, gradient
             return
-    size, many = gradient.batch_size, max(1, AT_ONCE // max(1, gradient.shape.numel()))
+    size, many = gradient.batch_size, examples_at_once(gradient.shape.numel())
     parts = [
         _backward(value, list(leaves.values()), gradient.materialize(first, min(first + many, size)))
         for first in range(0, size, many)
@@ -196,6 +196,15 @@ def pulled_back(value: Tensor, gradient: PerExample, leaves: Mapping[Any, Tensor
     for parameter, rows in zip(leaves, zip(*parts, strict=True), strict=True):
         if rows[0] is not None:
             yield parameter, Materialized(torch.cat(rows), parameter.shape)
+
+
+def examples_at_once(numbers: int) -> int:
+    """Return how many examples' gradients of so many numbers are passed back at once: a power of two.
+
+    So is what batches are filled up to a multiple of, and how many lanes there are. Then an example's place among those
+    that are passed back together is in its lane, and they are as many as in some batch that the model was tried with.
+    """
+    return 1 << (max(1, AT_ONCE // max(1, numbers)).bit_length() - 1)
 
 
 def _backward(value: Tensor, leaves: list[Tensor], rows: Tensor) -> tuple[Tensor | None, ...]:
