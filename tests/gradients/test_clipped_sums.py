@@ -517,3 +517,28 @@ def test_a_parameter_that_has_grown_is_refused_and_not_written_beyond_its_sum(la
     with pytest.raises(PdpsgdError, match=r"as they were in the forward pass.* \(4, 3\), not \(2, 3\)"):
         clipped.clipped_sum(torch.ones(2), largest_clip_norm=largest, loss_reduction="sum")
     assert not torch.cat(clipped.flat_sums).any()
+
+
+def test_signs_beside_the_numbers_do_not_change_how_others_are_added() -> None:
+    """Somebody without a finite gradient adds nothing, and all others what they add without a record there."""
+
+    class OfImaginaryParts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 7)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(torch.complex(inputs, inputs).conj().imag)
+
+    clipped, inputs = ClippedGradients(model := OfImaginaryParts()), torch.randn(200, 6)
+    found = []
+    for of_one in (0.0, float("inf")):
+        clipped.zero_sums()
+        outputs = model(inputs)
+        (outputs.square().sum() + (of_one * outputs[100].sum() if of_one else 0)).backward()
+        clip_norms = torch.full((200,), 2.0)
+        clip_norms[100] = 2 * bool(of_one)
+        assert clipped.clipped_sum(clip_norms, largest_clip_norm=2.0, loss_reduction="sum") == bool(of_one)
+        found.append(torch.cat(clipped.flat_sums).clone())
+    clipped.remove()
+    assert torch.equal(*found)

@@ -423,7 +423,12 @@ def summed(parts: list[PerExample]) -> PerExample:
 
 
 def accurate(tensor: Tensor) -> Tensor:
-    """Return the tensor in float32 or better."""
+    """Return the tensor in float32 or better, its signs in its numbers.
+
+    A row that is set to zero would take with it a sign that is noted beside them, and all rows then be added otherwise.
+    """
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
