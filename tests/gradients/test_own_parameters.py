@@ -57,6 +57,12 @@ def overwrites(self: Own, x: Tensor) -> Tensor:
     return x
 
 
+def converted(self: Own, x: Tensor) -> Tensor:
+    """What only looks at the kind of a tensor that has a row per example."""
+    steps = torch.arange(WIDTH).to(x) + torch.arange(WIDTH).type_as(x) + x.new_ones(WIDTH)
+    return x * self.p[0] + steps
+
+
 def looked_up(self: Own, x: Tensor) -> Tensor:
     rows = (x[..., 0] > 0).long() + (x[..., 1] > 0).long()
     return x * F.embedding(rows, self.p[0]) + self.p[0][rows]
@@ -100,6 +106,7 @@ USES: dict[str, tuple[type[Own], tuple[int, ...]]] = {
     "tokens": (of(tokens, (1, 1, WIDTH), (2, WIDTH), (TIME + 3, WIDTH)), (TIME, 3)),
     "standardized": (of(standardized, (WIDTH, WIDTH), (WIDTH,), (1, WIDTH)), (TIME, 3)),
     "overwrites": (of(overwrites), (TIME, 3)),
+    "converted": (of(converted), (TIME, 3)),
     "looked up": (of(looked_up, (3, WIDTH)), (TIME, 3)),
     "convolved": (of(convolved, (WIDTH, WIDTH, 3), (WIDTH,)), (TIME, 3)),
     "routed": (of(routed, (2, WIDTH, 6), (2, 6, WIDTH), (WIDTH, WIDTH)), (TIME, 3)),
@@ -191,6 +198,19 @@ def shifted_apart(self: Own, x: Tensor) -> Tensor:
     return x * self.p[0] + self.after(torch.linspace(0, 1, WIDTH).to(x)[None])
 
 
+def replaced(self: Own, x: Tensor) -> Tensor:
+    """Examples mix, where there are such values: nobody else has to be there, and each is by itself."""
+    return torch.where(x > 0.99, x.mean(), x) * self.p[0]
+
+
+def centered(self: Own, x: Tensor) -> Tensor:
+    return (x - x.mean(0, keepdim=True)) * self.p[0]
+
+
+def distinct(self: Own, x: Tensor) -> Tensor:
+    return x * self.p[0] / len(torch.unique(x > 0))
+
+
 def positions_of_all(self: Own, x: Tensor) -> Tensor:
     return x * self.p[0] + self.after(torch.linspace(0, 1, TIME * WIDTH).view(TIME, WIDTH).to(x))
 
@@ -217,6 +237,9 @@ OTHERS: dict[str, type[Own]] = {
     "a layer on one row": of(shifted),
     "a layer on one row, added": of(shifted_apart),
     "a layer on what all share": of(positions_of_all),
+    "what all make together": of(replaced),
+    "a mean over all": of(centered),
+    "distinct numbers": of(distinct),
     "a function of its own": of(lambda self, x: Opaque.apply(x, self.p[0])),  # type: ignore[no-untyped-call]
 }
 

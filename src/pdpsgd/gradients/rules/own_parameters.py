@@ -58,9 +58,29 @@ _LEAVING = {
         getattr(Tensor, f"__{name}__")
         for name in ["bool", "float", "int", "index", "complex", "contains", "array"]
     ),
-    *(getattr(Tensor, name) for name in ("item", "tolist", "numpy", "nonzero", "equal", "allclose")),
-    *(torch.nonzero, torch.equal, torch.allclose),
+    *(
+        getattr(owner, name)
+        for owner in (torch, Tensor)
+        for name in (
+            "nonzero",
+            "equal",
+            "allclose",
+            "is_nonzero",
+            "unique",
+            "unique_consecutive",
+            "masked_select",
+        )
+        if hasattr(owner, name)
+    ),
+    *(getattr(Tensor, name) for name in ("item", "tolist", "numpy")),
 }
+
+
+class Step(NamedTuple):
+    """The shapes of what an operation is given, and of what it gives."""
+
+    given: tuple[torch.Size, ...]
+    gives: tuple[torch.Size, ...]
 
 
 class Use(NamedTuple):
@@ -123,7 +143,7 @@ class OwnParameters:
             try:
                 with self._sharing(), _Watch(survey, self._of_layers, run):
                     outputs = self._forward(run, args, kwargs)
-                calls.append(run.uses)
+                calls.append((run.uses, run.steps))
                 return outputs
             except OtherUse as other:
                 if other.run is not run:
@@ -209,20 +229,27 @@ def can_be_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _settled(passes: list[list[list[Use] | None]]) -> list[list[SettledUse]] | None:
+def _settled(passes: list[list[tuple[list[Use], list[Step]] | None]]) -> list[list[SettledUse]] | None:
     """Return what two passes say together; None where they do not agree."""
     first, second = passes
     if len(first) != len(second) or not first:
         return None
     found = []
     for one, other in zip(first, second, strict=True):
-        if one is None or other is None or len(one) != len(other):
+        if one is None or other is None or len(one[0]) != len(other[0]) or len(one[1]) != len(other[1]):
             return None
-        uses = [_together(*both) for both in zip(one, other, strict=True)]
+        if any(_is_of_all(*both) for both in zip(one[1], other[1], strict=True)):
+            return None
+        uses = [_together(*both) for both in zip(one[0], other[0], strict=True)]
         if None in uses:
             return None
         found.append([use for use in uses if use is not None])
     return found
+
+
+def _is_of_all(one: Step, other: Step) -> bool:
+    """Whether an operation makes something for all of what examples have, such as a mean: they would mix in it."""
+    return one.given != other.given and one.gives == other.gives
 
 
 def _together(one: Use, other: Use) -> SettledUse | None:
@@ -244,6 +271,12 @@ def _together(one: Use, other: Use) -> SettledUse | None:
 
 def _follow(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return (one[:1], other[:1]) == tuple((size,) for size in SIZES) and one[1:] == other[1:]
+
+
+def _is_known_for_all(func: Any) -> bool:
+    """Whether an operation takes no numbers from a batch, or is a loss, which the loss's own checks look at."""
+    name = getattr(func, "__name__", "")
+    return name in ("to", "type_as", "cross_entropy") or name.startswith("new_") or name.endswith("_loss")
 
 
 class _Run:
@@ -316,6 +349,7 @@ class _Trial(_Run):
     def __init__(self, size: int) -> None:
         self._size = size
         self.uses: list[Use] = []
+        self.steps: list[Step] = []  # with what has a row per example or not, shared values apart
 
     def alone(self, func: Any, leaves: list[Any], structure: Any) -> Any:
         """Compute it as a training pass would."""
@@ -419,4 +453,14 @@ class _Watch(TorchFunctionMode):
                 isinstance(leaf, Shared) for leaf in leaves if isinstance(leaf, Tensor)
             ):
                 raise OtherUse(self._run)
+            found = func(*args, **(kwargs or {}))
+            if not _is_known_for_all(func):
+                self._note(leaves, found)
+            return found
         return func(*args, **(kwargs or {}))
+
+    def _note(self, leaves: list[Any], found: Any) -> None:
+        given = tuple(leaf.shape for leaf in leaves if isinstance(leaf, Tensor))
+        gives = tuple(leaf.shape for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor))
+        if given and gives:
+            self._run.steps.append(Step(given, gives))
