@@ -13,6 +13,7 @@ from torch import nn
 
 from pdpsgd import Budgets, PdpsgdError, PromiseBroken, plan
 from pdpsgd.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from pdpsgd.engine.distributed import Ranks
 from pdpsgd.sampling.source import RandomSource
 from pdpsgd.training.class_counts import adjust_logits, logit_adjustment, plan_counts, release_counts
 
@@ -151,3 +152,11 @@ def test_counts_are_released_once_for_each_plan_and_people(named: bool) -> None:
     release_counts(
         plan_counts(others, share=0.02), others, labels if named else labels[::-1].copy(), classes=3
     )
+
+
+def test_several_processes_release_no_counts_each_with_noise_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdpsgd.training.class_counts.Ranks.join", lambda: Ranks(1, 2))
+    with pytest.raises(PdpsgdError, match="run without torchrun"):
+        released()

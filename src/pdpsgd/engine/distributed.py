@@ -37,12 +37,22 @@ class Ranks:
 
     @classmethod
     def join(cls, *, device: torch.device | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> Ranks:
-        """Join the process group if there is one; under torchrun, made first; else a run of one process."""
+        """Join the process group if there is one; under torchrun, made first; else a run of one process.
+
+        Raises:
+            PdpsgdError: there are to be several processes, and nobody says where they meet.
+        """
         if not dist.is_available():
             return cls()
         if not dist.is_initialized():
-            if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
+            if int(os.environ.get("WORLD_SIZE", "1")) < 2:
                 return cls()
+            if "MASTER_ADDR" not in os.environ:
+                fail(
+                    "Expected the environment variable MASTER_ADDR beside WORLD_SIZE = "
+                    f"{os.environ['WORLD_SIZE']}: without it each process would train, and release, by itself. Got "
+                    "none. Start the processes with torchrun, or unset WORLD_SIZE to train in one."
+                )
             backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
             # Whichever way the process ends: a group that is still there then aborts it, now and again.

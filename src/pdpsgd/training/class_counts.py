@@ -27,6 +27,7 @@ from pdpsgd._typing import AnyIntArray, FloatArray
 from pdpsgd.accounting.gaussian import gaussian_mu
 from pdpsgd.accounting.registry import accountant
 from pdpsgd.budgets.budgets import Budgets
+from pdpsgd.engine.distributed import Ranks
 from pdpsgd.errors import check_positive, fail
 from pdpsgd.planning.levels import Roster, make_levels
 from pdpsgd.planning.planner import prove
@@ -102,7 +103,8 @@ def release_counts(
     """Count people per level and class, and add the noise of the plan.
 
     Guarantee: the promise of `planned`, for one release, if the noise is from a fresh key (the default). A second one
-    of the same plan for the same people, which nothing would count, is refused as long as the process lasts.
+    of the same plan for the same people, which nothing would count, is refused as long as the process lasts, and so
+    are several processes, each of which would release counts with noise of its own.
 
     Args:
         planned: what `plan_counts` made for these people.
@@ -117,6 +119,10 @@ def release_counts(
     Raises:
         PdpsgdError: labels do not fit, the plan is for something else or for other people, or was released already.
     """
+    if Ranks.join().world_size > 1:
+        fail(
+            "Expected one process: each would release counts with noise of its own. Got several: run without torchrun."
+        )
     if planned.mechanism != MECHANISM or len(planned.rounds) != 1 or planned.steps != 1:
         fail(f"Expected a plan made by plan_counts. Got one of {planned.mechanism!r}, {planned.steps} steps.")
     given = np.asarray(labels)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pdpsgd.engine.distributed import Ranks
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.ledger import Ledger
 
@@ -289,3 +290,15 @@ def test_ranks_on_gpus_join_by_nccl():
     from pdpsgd.engine.distributed import Ranks
 
     assert Ranks.join(device=torch.device("cuda")).world_size >= 1
+
+
+def test_processes_that_are_not_told_where_they_meet_do_not_train_each_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PdpsgdError, match="MASTER_ADDR beside WORLD_SIZE = 2"):
+        Ranks.join()
+    for alone in ("1", None):
+        monkeypatch.delenv("WORLD_SIZE") if alone is None else monkeypatch.setenv("WORLD_SIZE", alone)
+        assert Ranks.join() == Ranks(0, 1)
