@@ -281,8 +281,8 @@ table-3-networks`) all are the paper's CNN with tanh: teachers see their people 
 settled on four teachers, with the public images' labels in sight), students take 200 steps. Their questions are
 chosen, and labels spread, by scattering features all the same, which cost nothing. With CNNs `pdp-sgd-exact` has the
 steps, batch and rate of the presets `mnist` and `svhn`, but one view of each image. That table is shown where all of
-its rows are run, so far for MNIST at 34/43/23, one seed: a set of teachers takes two to five minutes of a core, and a
-seed of both data sets and lists an hour.
+its rows are run, with one seed so far: a set of teachers takes one to five minutes of a core, and a seed of both data
+sets and lists an hour.
 
 Accounting is exact and does not depend on the data (`docs/theory.md`, "Individualized PATE"): sigma1 150, sigma2 40,
 threshold 200, two questions for each answer. *Labels*: those that the teachers gave; *right*: how many of them are.
@@ -305,8 +305,9 @@ ed496ab484d1, to the same digits, SVHN's seed 0 was not.
 What came out. `pdp-sgd-exact` is ahead of every sound row of PATE, on features and with the CNN, without public data;
 after public labels it is ahead of every printed cell as well. On MNIST that says little of private training: the 10,000
 public labels alone do as well, and what comes after them adds a tenth of a point or nothing. On SVHN it adds two
-points. Soundly, I-PATE has 100 to 170 labels, and its student stays far below the printed cells, on MNIST less far
-where labels are spread.
+points to features. Soundly, I-PATE has 100 to 170 labels, and its student stays far below the printed cells, on MNIST less
+far where labels are spread. On SVHN, CNNs that see 250 images are right less than half of the time; they seldom agree,
+give 70 to 110 labels, and a CNN that learns from so few is hardly better than a guess.
 
 The published figures rest on data-dependent accounting, which allows more labels for the same budgets but keeps no
 promise: what it spends is itself a function of the votes. Where a row is far below its printed cell, compare the
