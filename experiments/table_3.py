@@ -305,8 +305,8 @@ ed496ab484d1, to the same digits, SVHN's seed 0 was not.
 What came out. `pdp-sgd-exact` is ahead of every sound row of PATE, on features and with the CNN, without public data;
 after public labels it is ahead of every printed cell as well. On MNIST that says little of private training: the 10,000
 public labels alone do as well, and what comes after them adds a tenth of a point or nothing. On SVHN it adds two
-points to features. Soundly, I-PATE has 100 to 170 labels, and its student stays far below the printed cells, on MNIST less
-far where labels are spread. On SVHN, CNNs that see 250 images are right less than half of the time; they seldom agree,
+points to features. Soundly, I-PATE has 100 to 170 labels, and its student stays far below the printed cells, on MNIST
+less far where labels are spread. On SVHN, CNNs that see 250 images are right less than half of the time, seldom agree,
 give 70 to 110 labels, and a CNN that learns from so few is hardly better than a guess.
 
 The published figures rest on data-dependent accounting, which allows more labels for the same budgets but keeps no

@@ -67,7 +67,7 @@ def _compile(source: Path, flags: tuple[str, ...], target: Path) -> None:
     for compiler in filter(None, map(shutil.which, COMPILERS)):
         command = [compiler, *flags, str(source), "-o", str(target)]
         with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=180)
             if target.exists():
                 return
     raise FileNotFoundError("no C compiler that can compile this")
