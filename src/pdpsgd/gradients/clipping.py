@@ -276,15 +276,19 @@ class ClippedGradients:
         scale = size if loss_reduction == "mean" else 1.0
         if groups is None:
             scale /= views
-        if largest_clip_norm is not None and note is None:
+        layers = None
+        if largest_clip_norm is not None and note is None and native.has_clip_norms(clip_norms):
             layers = self._layers_at_once(calls, examples, owners)
-            others = layers.squares_of_others()
-            self._incomplete = True
-            added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
-            self._incomplete = False
-            if added:
-                return 0
-        layers = self._layers(calls, examples, owners)
+            if layers.are_compiled:
+                others = layers.squares_of_others()
+                self._incomplete = True
+                added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
+                self._incomplete = False
+                if added:
+                    return 0
+                layers = None
+        if layers is None:
+            layers = self._layers(calls, examples, owners)
         squares = layers.squared_norms()
         largest = checked_largest(clip_norms, largest_clip_norm)
         found = weigh(squares, clip_norms, largest, scale, None if groups is None else groups.starts)

@@ -78,6 +78,11 @@ class Layers:
         at_once = gradient.positions == 1 or (gradient.by_gram and self._groups is None)
         return at_once and native.has_layer(total, *gradient.factors)
 
+    @property
+    def are_compiled(self) -> bool:
+        """Whether there is a layer that compiled code takes with others at once."""
+        return self._together is not None
+
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each example's, or person's, gradients, in float64."""
         total = self.squares_of_others()
@@ -106,12 +111,11 @@ class Layers:
     ) -> bool:
         """Do all that clips at once, where compiled code can: norms, weights and weighted sums.
 
-        `others` are `squares_of_others()`. Tells whether it was done. If not, nothing was added, and it has to be done
-        step by step: somebody's norm is not finite, say. Done so, sums are the same to the bit.
+        `others` are `squares_of_others()`, and compiled code can read the clipping norms (`has_clip_norms`). Tells
+        whether it was done. If not, nothing was added, and it has to be done step by step: somebody's norm is not
+        finite, say. Done so, sums are the same to the bit.
         """
-        if self._together is None or not native.has_clip_norms(clip_norms):
-            return False
-        if others is not None and not native.has_squares(others):
+        if self._together is None or (others is not None and not native.has_squares(others)):
             return False
         weights = self._together.add_clipped(
             clip_norms,
