@@ -277,17 +277,15 @@ class ClippedGradients:
         if groups is None:
             scale /= views
         layers = None
-        if largest_clip_norm is not None and note is None and native.has_clip_norms(clip_norms):
+        if largest_clip_norm is not None and note is None:
             layers = self._layers_at_once(calls, examples, owners)
-            if layers.are_compiled:
-                others = layers.squares_of_others()
-                self._incomplete = True
-                added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
-                self._incomplete = False
-                if added:
-                    return 0
-                layers = None
-        if layers is None:
+            others = layers.squares_of_others() if layers.are_compiled else None
+            self._incomplete = True
+            added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
+            self._incomplete = False
+            if added:
+                return 0
+        if layers is None or layers.are_compiled:  # what clips at once does nothing else
             layers = self._layers(calls, examples, owners)
         squares = layers.squared_norms()
         largest = checked_largest(clip_norms, largest_clip_norm)

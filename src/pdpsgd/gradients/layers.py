@@ -111,11 +111,12 @@ class Layers:
     ) -> bool:
         """Do all that clips at once, where compiled code can: norms, weights and weighted sums.
 
-        `others` are `squares_of_others()`, and compiled code can read the clipping norms (`has_clip_norms`). Tells
-        whether it was done. If not, nothing was added, and it has to be done step by step: somebody's norm is not
-        finite, say. Done so, sums are the same to the bit.
+        `others` are `squares_of_others()`. Tells whether it was done. If not, nothing was added, and it has to be done
+        step by step: somebody's norm is not finite, say. Done so, sums are the same to the bit.
         """
-        if self._together is None or (others is not None and not native.has_squares(others)):
+        if self._together is None or not native.has_clip_norms(clip_norms):
+            return False
+        if others is not None and not native.has_squares(others):
             return False
         weights = self._together.add_clipped(
             clip_norms,
