@@ -33,9 +33,8 @@ class PowerIterations(StepObserver):
         norms = ((chain, [part for part in chain if isinstance(part, SpectralNorm)]) for chain in chains)
         # A module may be in evaluation mode between steps, and is then put back into training mode.
         self._chains = [(chain, {part for part in found if part.training}) for chain, found in norms if found]
-        self.step = (
-            -1
-        )  # the last one that was begun, as a checkpoint notes: it iterates once, also if it is resumed
+        # The last one that was begun, as a checkpoint notes: it iterates once, also if it is resumed.
+        self.step = -1
 
     def batch_yielded(self, batch: PhysicalBatch) -> None:
         """Iterate once a step, also where its batch is yielded a second time."""

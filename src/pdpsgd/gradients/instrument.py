@@ -95,9 +95,8 @@ def rules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rule | None]]:
             yield name, module, None
             if not may_share(module):
                 return
-        held = in_use or can_be_called(
-            module
-        )  # what children hold that are never called, the module uses itself
+        # What children hold that are never called, the module uses itself.
+        held = in_use or can_be_called(module)
         for child_name, child in module.named_children():
             place = f"{name}.{child_name}" if name else child_name
             yield from walk(place, child, in_use=held and not can_be_called(child))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,18 +27,11 @@ from pdpsgd.ledger.log import GENESIS, append
 from pdpsgd.ledger.offers import DEFAULT_SPEND, Offer, Share, shares, with_cost_of_adaptivity
 from pdpsgd.ledger.reserved_run import ReservedRun
 from pdpsgd.ledger.spending import levels_of_run, spent
-from pdpsgd.ledger.undoing import give_back, undo
+from pdpsgd.ledger.undoing import OwnEntries, give_back, undo
 from pdpsgd.ledger.values import CHARGED, Begun, Check, Person, Run, Statement, Tier
 from pdpsgd.planning.levels import Roster
 from pdpsgd.planning.planner import plan as make_plan
 from pdpsgd.planning.plans import LedgerMark, Plan
-
-
-class OwnEntries(threading.local):
-    """The hashes of the entries by which this thread enrolled people: it may take these back, and no others."""
-
-    def __init__(self) -> None:
-        self.enrolled: set[str] = set()
 
 
 class Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -11,6 +12,13 @@ from pdpsgd.ledger import schema
 
 OF_A_REFUSED_COMMAND = (["enroll"], ["enroll", "reserve", "cancel"])
 """What the last entries of the log have to be to be taken back, and no others."""
+
+
+class OwnEntries(threading.local):
+    """The hashes of the entries by which this thread enrolled people: it may take these back, and no others."""
+
+    def __init__(self) -> None:
+        self.enrolled: set[str] = set()
 
 
 def undo(connection: Connection, since: str, run: int | None, *, own: Collection[str]) -> bool:

@@ -178,9 +178,8 @@ def _radii(words: IntArray, exponent: _Floats, further: Further, work: _Floats, 
         nearness[some] = np.multiply(_all_continued(words[some].tolist(), generator), _WORD)
     np.bitwise_and(is_upper, _WORD_BITS, power)
     np.subtract(nearness, powers, powers)
-    np.bitwise_and(
-        power, _ALL_BUT_SIGN, power
-    )  # u, rounded: for its exponent (at sqrt(1/2) 0 and 1 give equal bits)
+    # u, rounded: for its exponent. (At sqrt(1/2) 0 and 1 give equal bits.)
+    np.bitwise_and(power, _ALL_BUT_SIGN, power)
     np.subtract(_POWERS_FROM, power, power)
     np.right_shift(power, _PLACES, power)  # e - 64
     np.add(power, _WHOLE_BITS, exponent.view(np.int64))

@@ -136,9 +136,8 @@ class _Trial:
     ) -> None:
         self.gradients, self.row, self.views = gradients, row, views
         self.whole_pass, self.divides = whole_pass, divides
-        self.others: list[
-            _Trial
-        ] = []  # with other made-up rows: of one, few numbers may happen to come out alike
+        # With other made-up rows: of one, few numbers may happen to come out alike.
+        self.others: list[_Trial] = []
         self.is_small = sum(parameter.numel() for parameter in gradients.sums) <= MOST_NUMBERS
         self.results = cache(self._results)
 
