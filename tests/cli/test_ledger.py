@@ -73,6 +73,15 @@ def test_changes_and_who_is_out(place: Path, run: Callable[..., Any]) -> None:
     assert "more was spent" not in told
 
 
+def test_few_of_many_who_are_out_are_named(place: Path, run: Callable[..., Any]) -> None:
+    ledger = Ledger(place)
+    ledger.finish(1, ledger.start(ledger.reserve(ledger.plan(steps=10, batch_size=10)).number))
+    Path("changes.csv").write_text("person,epsilon\n" + "".join(f"p{i},0\n" for i in range(30)))
+    told = run("ledger", "consent", "changes.csv").output.replace("\n", " ")
+    assert told.count(": withdrawn.") == 20
+    assert "for 10 more; --json FILE names them all" in told
+
+
 def test_a_run_that_was_left_running_says_how_it_goes_on(place: Path, run: Callable[..., Any]) -> None:
     ledger = Ledger(place)
     number = ledger.reserve(ledger.plan(steps=10, batch_size=10)).number

@@ -150,7 +150,7 @@ def test_kappa_is_fixed_before_the_first_charge(in_file: Ledger) -> None:
 
 def test_strangers_and_ids_of_another_kind(ledger: Ledger) -> None:
     ledger.enroll(people(1.0))
-    with pytest.raises(PdpsgdError, match="'eve' is not one of them: enroll them first"):
+    with pytest.raises(PdpsgdError, match="'eve' is not one of them: enroll them first, or leave them out"):
         ledger.consent(one("eve", 1.0))
     with pytest.raises(PdpsgdError, match="Expected ids that are text"):
         ledger.enroll(Budgets([1.0], ids=[7]))

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pdpsgd.ledger import Person
 
 ID_COLUMN = "person"
+MOST_NAMED = 20
+"""People whom `consent` names on the screen."""
+MOST_LOOKED_UP = 1000
+"""Changes that `consent` looks up one by one, to say who is out by them."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -127,14 +131,18 @@ def consent(
     opened, screen = Ledger(ledger), _screen(json_file)
     changes = _read(people, file)
     changed = opened.consent(changes)
-    told = [opened.person(name) for name in changes.ids.tolist()] if len(changes) <= 1000 else []
+    told = [opened.person(name) for name in changes.ids.tolist()] if len(changes) <= MOST_LOOKED_UP else []
     out = [person for person in told if not person.consents[-1].kept]
     screen.say(f"Changed what people allow: {changed:,} (unchanged: {len(changes) - changed:,}).")
-    for person in out:
+    if len(changes) > MOST_LOOKED_UP:
+        screen.say("How many have nothing left by that: pdpsgd ledger show")
+    for person in out[:MOST_NAMED]:
         why = "more was spent before than is allowed now" if person.epsilon else "withdrawn"
         screen.say(
             f"{person.id}: {why}. Out from now on; what was spent before stays spent: pdpsgd ledger show {person.id}"
         )
+    if len(out) > MOST_NAMED:
+        screen.say(f"So it is for {len(out) - MOST_NAMED:,} more; --json FILE names them all.")
     screen.write_json(
         shared.dump({"changed": changed, "out": [person.id for person in out], "head": opened.head})
     )

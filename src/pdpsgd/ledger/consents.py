@@ -218,7 +218,7 @@ def numbers_of(connection: Connection, ids: IdArray) -> IntArray:
         fail(
             f"Expected people of the ledger. {shown(str(stranger))} is not one of them"
             f"{f' (nor are {int((numbers < 0).sum()) - 1:,} more)' if (numbers < 0).sum() > 1 else ''}: "
-            "enroll them first."
+            "enroll them first, or leave them out (people set aside to test on are in no ledger)."
         )
     return numbers
 
