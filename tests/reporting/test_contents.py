@@ -68,6 +68,8 @@ def test_whoever_withdrew_has_no_share_that_is_spent(run_folder: Path) -> None:
     assert "nothing is allowed now" in said
     assert "more than is allowed now" in said
     assert "60000" not in said.replace(",", "")
+    (share,) = re.findall(r"over all runs, spent \(mu²\) (\d+) %", said)
+    assert int(share) <= 100
 
 
 def test_without_a_ledger_the_promise_is_the_run_s(run_folder: Path) -> None:

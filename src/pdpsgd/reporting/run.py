@@ -198,12 +198,15 @@ def _overview(run: Run) -> str:
 
 
 def _of_all_runs(ledger: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Say how much of what people allow over all runs is spent now, this run included."""
+    """Say how much of what people allow over all runs is spent now, this run included.
+
+    Who has lowered it below what was spent before counts as spent, and as no more than that.
+    """
     tiers = [tier for tier in (ledger or {}).get("tiers", ()) if 0 < float(tier["epsilon"]) < math.inf]
     people = sum(tier["people"] for tier in tiers)
     if not people:
         return []
-    spent = sum(tier["people"] * (tier["share_before"] + tier["share_this_run"]) for tier in tiers)
+    spent = sum(tier["people"] * min(1.0, tier["share_before"] + tier["share_this_run"]) for tier in tiers)
     return [("of what people allow over all runs, spent (mu²)", f"{100 * spent / people:.0f} %")]
 
 
