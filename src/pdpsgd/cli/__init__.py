@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +23,11 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.help = None if self.help is None else in_paragraphs(self.help)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless what it writes would take the place of what it is given."""
+        check_nothing_overwritten(ctx.params)
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; the parser's own proposals go far afield (--chart for --schema)."""
@@ -62,6 +70,29 @@ class Commands(TyperGroup):
         """Run a command; exit code 2 for what the user gave, 130 after Ctrl-C."""
         with messages_for_users():
             return super().invoke(ctx)
+
+
+WRITTEN = {"json_file": "--json", "chart": "--chart", "page": "--page"}
+"""Parameters that name a file to write; `predict --output` may be that of the rows, whose columns are kept."""
+
+
+def check_nothing_overwritten(values: Mapping[str, Any]) -> None:
+    """Refuse to write figures, a chart or a page over a file that the command reads, such as people's own table.
+
+    A plan (.json) may be written again.
+    """
+    read = [each for name, value in values.items() if name not in WRITTEN for each in _files_in(value)]
+    for name, option in WRITTEN.items():
+        for written in _files_in(values.get(name)):
+            if any(each.samefile(written) for each in read):
+                fail(f"Expected a new file for {option}. Got {str(written)!r}, which this command reads.")
+
+
+def _files_in(value: Any) -> list[Path]:
+    """List the files, but plans, that an argument names."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    paths = [Path(each) for each in values if isinstance(each, (str, Path))]
+    return [path for path in paths if path.suffix != ".json" and os.path.isfile(path)]
 
 
 def in_paragraphs(text: str) -> str:

@@ -153,7 +153,7 @@ def audit(
         _individual(run, screen)
         return
     if not 0 < confidence < 1:
-        fail(f"Expected 0 < confidence < 1. Got confidence={confidence!r}.")
+        fail(f"Expected --confidence above 0 and below 1. Got {confidence!r}.")
     if chart is not None:
         shared.check_output(chart, "--chart")
         check_one_of((".svg", ".png", ".html"), chart=chart.suffix)

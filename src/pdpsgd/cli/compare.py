@@ -107,6 +107,10 @@ def compare(
         return
     if by is not None:
         fail("Expected --by with two runs, whose models are compared by subgroup. Got it with data.")
+    if records.finetune is not None:
+        fail(
+            "Expected --finetune with train: here every run would train adapters for minutes. Got it with compare."
+        )
     (data,) = what
     shared.check_output(page, "--page")
     if seeds < 1:
@@ -119,10 +123,6 @@ def compare(
     check_other_people(inputs)
     confirm_without_promise(inputs, yes=yes)
     budgets = inputs.budgets
-    if records.finetune is not None:
-        fail(
-            "Expected --finetune with train: here every run would train adapters for minutes. Got it with compare."
-        )
     inputs = with_embeddings(inputs, records, screen)
     options = options.with_defaults(**defaults_of_texts(inputs))
     taught, tested, of_task = in_label_unit(inputs)

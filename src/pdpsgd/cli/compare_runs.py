@@ -65,12 +65,11 @@ def compare_runs(
     if tasks[0] != tasks[1]:
         fail(f"Expected two models of one kind. Got one for {tasks[0]} and one for {tasks[1]}.")
     read = [_test_people(model, records, people) for model in models]
-    if not np.array_equal(read[0].ids, read[1].ids):
-        fail("Expected both runs to read the same people from the test file. Got different ones.")
-    notes, on_lists = _check_outside(runs, read[0], yes=yes)
+    tested = _with_ids(read)
+    notes, on_lists = _check_outside(runs, read, yes=yes)
     more = {
-        "people": read[0].ids.tolist(),
-        "groups": _groups(records.test_file, read[0], people, by),
+        "people": tested.ids.tolist(),
+        "groups": _groups(records.test_file, tested, people, by),
         "notes": notes,
         "on_lists": on_lists,
     }
@@ -96,11 +95,15 @@ def _classes(
     if sorted(names[0]) != sorted(names[1]):
         fail(f"Expected two runs with the same classes. Got {list(names[0])} and {list(names[1])}.")
     order = [names[1].index(name) for name in names[0]]
+    truth = read[0].targets.numpy().astype(np.int64)
+    if not np.array_equal(np.array(order)[truth], read[1].targets.numpy()):
+        labels = [model.description.label for model in models]
+        fail(f"Expected two runs that predict the same label. Got {labels[0]!r} and {labels[1]!r}.")
     outputs = [_outputs(model, data) for model, data in zip(models, read, strict=True)]
     return compare_models(
         (str(runs[0]), str(runs[1])),
         (outputs[0], outputs[1] if outputs[1].shape[1] == 1 else outputs[1][:, order]),
-        read[0].targets.numpy().astype(np.int64),
+        truth,
         class_names=names[0],
         **more,
     )
@@ -161,13 +164,25 @@ def _outputs(model: TrainedModel, data: PeopleData) -> Any:
     return outputs.reshape(len(outputs), -1).numpy()
 
 
-def _check_outside(runs: Sequence[str], tested: PeopleData, *, yes: bool) -> tuple[list[str], bool]:
+def _with_ids(read: Sequence[PeopleData]) -> PeopleData:
+    """Return the test people as a run read them that knows who they are; two that do have to agree on it."""
+    named = [each for each in read if each.named] or [read[0]]
+    if not np.array_equal(named[0].ids, named[-1].ids):
+        columns = [None if each.schema is None else each.schema.id_column for each in named]
+        fail(
+            f"Expected two runs whose people have ids in the same column. Got {columns[0]!r} and {columns[1]!r}, which "
+            "differ in the test file: who has several records in it depends on them."
+        )
+    return named[0]
+
+
+def _check_outside(runs: Sequence[str], read: Sequence[PeopleData], *, yes: bool) -> tuple[list[str], bool]:
     """Refuse test people who are on a run's list, unless somebody agrees; say what it costs, and whether there are."""
     from pdpsgd.budgets.readers import read_columns
     from pdpsgd.training.run_folder import RunFolder
 
     notes, found = [], False
-    for run in runs:
+    for run, tested in zip(runs, read, strict=True):
         promises = RunFolder(run).promises
         if promises is None or not tested.named:
             why = "it has no list of people" if promises is None else "the test people have no ids"

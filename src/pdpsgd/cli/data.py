@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pdpsgd.cli.shared import JsonFile, Screen
+from pdpsgd.cli.shared import JsonFile, Screen, check_output, write_file
 from pdpsgd.errors import PdpsgdError, fail
 
 app = typer.Typer(
@@ -162,17 +162,18 @@ def schema(
     from pdpsgd.data.drafting import draft_schema
     from pdpsgd.data.tabular import left_out
 
-    if output is not None and output.exists() and not force:
-        fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
+    if output is not None:
+        check_output(output, "--output")
+        if output.exists() and not force:
+            fail(f"Expected a new file for the schema. {str(output)!r} exists; --force overwrites it.")
+        if output.exists() and file.exists() and output.samefile(file):
+            fail(f"Expected another file for the schema than the table itself. Got {str(output)!r} for both.")
     budgets = [name for name in (epsilon_column, delta_column) if name is not None]
     drafted = draft_schema(file, label=label, id_column=id_column, leave_out=budgets, task=task, text=text)
     if output is None:
         typer.echo(drafted.to_toml(), nl=False)
         return
-    try:
-        output.write_text(drafted.to_toml(), encoding="utf-8")
-    except OSError as error:
-        fail(f"Could not write {str(output)!r}: {error.strerror or error}.")
+    write_file(output, drafted.to_toml())
     screen = Screen(quiet=False)
     screen.say(
         f"Drafted {output} from the data. It is NOT PRIVATE until you have replaced its ranges and "

@@ -115,7 +115,11 @@ def _read_optimizer_options(texts: list[str] | None) -> dict[str, Any]:
 
 
 def _read_augment(text: str | None) -> Any:
-    return shared.find_function(text) if text and ":" in text else text
+    if not text or ":" not in text:
+        return text
+    from pdpsgd.models.networks import find_function
+
+    return find_function(text, what="augment", example="my_views:shift")
 
 
 READ: dict[str, Callable[[Any], Any]] = {

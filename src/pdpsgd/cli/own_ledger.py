@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdpsgd.cli.shared import PEOPLE, LedgerOptions, Screen
-from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.errors import PdpsgdError
 from pdpsgd.training.options import option
 
 if TYPE_CHECKING:
@@ -51,9 +51,8 @@ class TrainingLedger(LedgerOptions):
 
     def __post_init__(self, from_file: Collection[str]) -> None:
         super().__post_init__(from_file)
-        self._only_one_of("ledger", "no_ledger", "Expected --ledger (or --reservation), or --no-ledger.")
-        if self.no_ledger and (self.ledger is not None or self.reservation is not None):
-            fail("Expected --ledger (or --reservation), or --no-ledger. Got both.")
+        for name in ("ledger", "reservation"):
+            self._only_one_of(name, "no_ledger", "Expected --ledger (or --reservation), or --no-ledger.")
 
     def place(self, *, own_data: bool, counted_otherwise: bool) -> str | None:
         """Find the ledger's place; None where none is to be kept.

@@ -178,8 +178,11 @@ def pate(
     place = ledger.place(own_data=own_data, counted_otherwise=people.tiers is not None)
     inputs = read_inputs(data, records, people, listed=ledger.listed)
     confirm_without_promise(inputs, yes=yes)
-    if inputs.task != "classification" or inputs.texts or len(inputs.classes) < 2:
-        fail("Expected records with classes, as numbers or images. Got others: use pdpsgd train.")
+    if inputs.task != "classification" or inputs.texts:
+        got = "texts" if inputs.texts else "a label that is a number"
+        fail(f"Expected records with classes, as numbers or images. Got {got}: use pdpsgd train.")
+    if len(inputs.classes) < 2:
+        fail(f"Expected at least two classes to vote on. Got {list(inputs.classes)}.")
     for note in inputs.notes:
         screen.say(f"Note: {note}")
     inputs = replace(inputs, ledger_off=own_data and ledger.no_ledger)

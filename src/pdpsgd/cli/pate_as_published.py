@@ -34,8 +34,10 @@ def show_as_published(
     levels = [planned.plan.levels[index] for index in used]
     weights = [planned.weights[index] for index in used]
     epsilons = [level.epsilon for level in levels]
-    if len({level.delta for level in levels}) > 1 or len(set(epsilons)) < len(epsilons):
-        fail("Expected one delta for all, for the published accounting. Got several.")
+    deltas = sorted({level.delta for level in levels})
+    if len(deltas) > 1:
+        several = ", ".join(f"{delta:g}" for delta in deltas)
+        fail(f"Expected one delta for all, for the published accounting. Got several: {several}.")
     teachers = assign_people(planned, planned.plan.level_of_person(budgets), seed=seed)
     labels = train_ridge_teachers(teachers, *data, public, classes=classes)
     counts = vote_counts(teachers, labels, classes=classes)

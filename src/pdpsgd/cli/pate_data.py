@@ -64,7 +64,8 @@ def split(
         return (held, wanted), budgets, torch.cat([part.inputs for part in parts]).float()
     if own_data:
         fail(
-            f"Expected a file of public examples for your own data. Got --public {public}: these are people's."
+            "Expected a file of examples of nobody who has to be protected, with --public: last:N is for benchmarks. "
+            f"Got --public {public} with data of your own, whose last records are people's, too."
         )
     number = public.removeprefix("last:")
     if not number.isdigit() or not 0 < int(number) < len(held):

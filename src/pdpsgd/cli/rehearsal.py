@@ -164,7 +164,10 @@ def rehearsed_inputs(
     budgets = budgets if known.named else budgets.without_names()
     tested = OTHERS if how.test_file is not None else 0
     if each > 1 and not known.named:
-        fail("Expected ids of people with --records-per-person. Got a list without.")
+        fail(
+            "Expected ids of people with --records-per-person (id_column in the schema, or --id-column). Got a list "
+            "without."
+        )
     data = make(
         each * len(budgets),
         ids=np.repeat(known.ids, each) if known.named else None,

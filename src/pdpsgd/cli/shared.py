@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -171,13 +170,14 @@ class HistoryOptions(Options):
         Raises:
             PdpsgdError: If the people of a plan cannot be found.
         """
-        files, lists = self.files, [how.read(path) for path in self.history_budgets]
-        if len(lists) not in (0, 1, len(files)):
-            fail(
-                f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got {len(lists)}."
-            )
-        if lists and not files:
+        files, count = self.files, len(self.history_budgets)
+        if count and not files:
             fail("Expected --history with --history-budgets. Got the latter alone.")
+        if count not in (0, 1, len(files)):
+            fail(
+                f"Expected --history-budgets once, or once for each of the {len(files)} --history. Got {count}."
+            )
+        lists = [how.read(path) for path in self.history_budgets]
         given: list[Budgets | None] = (
             [*lists] * len(files) if len(lists) == 1 else [*lists] or [None] * len(files)
         )
@@ -230,7 +230,10 @@ def _with_levels(folder: RunFolder, plan: Plan) -> Plan:
     from pdpsgd.planning.plans import check_same_people
 
     if folder.promises is None:
-        fail(f"Expected promises.csv in {str(folder.path)!r}, to know who was on which level. Got none.")
+        fail(
+            f"Expected people/promises.csv in {str(folder.path)!r}, to know who was on which level. Got none: name the "
+            "folder with all that the run left in it."
+        )
     columns, _ = read_columns(folder.promises, ["id", "level"])
     people = Roster(columns["id"], columns["level"])
     check_same_people(plan, people)
@@ -338,8 +341,11 @@ def say_other_version(folder: Path, screen: Screen) -> None:
 
 def check_output(path: Path, named: str) -> None:
     """Refuse a name that no file can be written under, before time is spent on what goes into it."""
+    above = next((part for part in path.absolute().parents if os.path.lexists(part)), path)
+    if not above.is_dir():
+        fail(f"Expected a file to write for {named}. Got {str(path)!r}, but {str(above)!r} is no folder.")
     try:
-        is_folder, above = path.is_dir(), next(part for part in path.absolute().parents if part.exists())
+        is_folder = path.is_dir()
         os.lstat(path)
     except FileNotFoundError:
         pass
@@ -349,8 +355,6 @@ def check_output(path: Path, named: str) -> None:
         )
     if is_folder or not path.name:
         fail(f"Expected a file to write for {named}. Got {str(path)!r}, which is a folder.")
-    if not above.is_dir():
-        fail(f"Expected a file to write for {named}. Got {str(path)!r}, but {str(above)!r} is no folder.")
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -381,13 +385,13 @@ def parse_tiers(text: str) -> dict[float, float]:
     for part in text.split(","):
         epsilon, colon, share = part.partition(":")
         try:
-            if not colon:
+            if not colon or float(epsilon) in tiers:
                 raise ValueError
             tiers[float(epsilon)] = float(share)
         except ValueError:
             fail(
-                "Expected --tiers as epsilon:share,epsilon:share, for example 1:0.34,2:0.43,3:0.23. Got "
-                f"{part!r}."
+                "Expected --tiers as epsilon:share,epsilon:share, each epsilon once, for example "
+                f"1:0.34,2:0.43,3:0.23. Got {part!r} in {text!r}."
             )
     return tiers
 
@@ -429,19 +433,3 @@ def read_plan(file: Path, *, verify: bool = False) -> Plan:
     from pdpsgd.planning.plans import Plan
 
     return Plan.read(file, verify=verify)
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """Find the user's own function, named as module:function, maybe in the working directory."""
-    module_name, _, function_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(import_module(module_name), function_name) if module_name and function_name else None
-    except (ModuleNotFoundError, AttributeError) as error:
-        fail(f"Expected module:function, to be found from {os.getcwd()}. Got {name!r}: {error}.")
-    finally:
-        sys.path.pop(0)
-    if not callable(found):
-        fail(f"Expected a function as module:function, for example my_views:shift. Got {name!r}.")
-    function: Callable[..., Any] = found
-    return function

@@ -223,7 +223,7 @@ def _activation(name: str) -> Callable[[], nn.Module]:
 
 
 def _own_network(name: str, **offered: Any) -> nn.Module:
-    function = _find_function(name)
+    function = find_function(name)
     accepted = inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     given = {k: v for k, v in offered.items() if v is not None and (takes_any or k in accepted)}
@@ -244,20 +244,25 @@ def _own_network(name: str, **offered: Any) -> nn.Module:
     return model
 
 
-def _find_function(name: str) -> Callable[..., Any]:
+def find_function(
+    name: str, *, what: str = "model", example: str = "my_networks:small_cnn"
+) -> Callable[..., Any]:
+    """Find the user's own function, named as module:function, maybe in the working directory."""
     module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        fail(f"Expected a model as 'module:function', for example 'my_networks:small_cnn'. Got {name!r}.")
+    if not module_name or not function_name or name.startswith("."):
+        fail(f"Expected {what} as 'module:function', for example {example!r}. Got {name!r}.")
     sys.path.insert(0, os.getcwd())  # a console script does not see the working directory otherwise
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # the module is there, and something that it imports is not
-        fail(f"Expected model {name!r} to name a module that can be imported from {os.getcwd()}. Found none.")
+        fail(
+            f"Expected {what} {name!r} to name a module that can be imported from {os.getcwd()}. Found none."
+        )
     finally:
         sys.path.pop(0)
     function = getattr(module, function_name, None)
     if not callable(function):
-        fail(f"Expected model {name!r} to name a function in module {module_name!r}. Found none.")
+        fail(f"Expected {what} {name!r} to name a function in module {module_name!r}. Found none.")
     return function
