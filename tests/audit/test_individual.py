@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import pdpsgd
@@ -99,6 +100,12 @@ def test_runs_without_norms_or_with_those_of_another_plan_are_refused(tmp_path: 
     shutil.copy(tmp_path / "other" / kept, tmp_path / "one" / kept)
     with pytest.raises(PdpsgdError, match="another one"):
         audit_individual(tmp_path / "one")
+    columns = load_file(tmp_path / "other" / kept)
+    for level in (columns["level"].astype(np.int32), columns["level"] + 1, columns["level"] - 1):
+        save_file({**columns, "level": level}, tmp_path / "other" / kept)
+        with pytest.raises(PdpsgdError, match=r"level of each person, from 0 to 1, in .*norms\.safetensors"):
+            audit_individual(tmp_path / "other")
+        assert not (tmp_path / "other" / "private" / "individual.csv").exists()
     (tmp_path / "one" / kept).write_bytes(b"not a file of tensors")
     with pytest.raises(PdpsgdError, match="cannot be read"):
         audit_individual(tmp_path / "one")

@@ -73,6 +73,19 @@ def test_other_people_and_other_files_are_refused(place):
     assert "as the records are" in " ".join(done.output.split())
 
 
+def test_records_that_do_not_say_whose_they_are_are_refused(place, tmp_path):
+    text = (place / "people.csv").read_text()
+    (tmp_path / "twice.csv").write_text(text + text.splitlines()[1] + "\n")
+    done = run("audit", place / "run", "--data", tmp_path / "twice.csv")
+    assert done.exit_code == 2
+    assert "Expected one record per person in" in " ".join(done.output.split())
+    assert "Got more of 'p0'." in " ".join(done.output.split())
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    done = run("audit", place / "run", "--data", tmp_path / "a")
+    assert done.exit_code == 2
+    assert "Got a folder of images" in " ".join(done.output.split())
+
+
 FEW = ("--canaries", 20, "--example-canaries", 10, "--shadow-models", 4, "--seed", 1)
 HOW = ("--test-share", 0.2, "--yes", "--no-ledger", "--no-report", "--steps", 10, "--batch-size", 20)
 
@@ -111,6 +124,10 @@ def test_a_run_on_arrays_of_images_is_audited(tmp_path):
     done = run("audit", tmp_path / "run", "--data", tmp_path / "people.npz", *FEW)
     assert done.exit_code == 0, done.output
     assert "mislabeled, white box" in done.output
+    np.savez(tmp_path / "nobody.npz", inputs=pixels, targets=targets, classes=["dark", "light"])
+    done = run("audit", tmp_path / "run", "--data", tmp_path / "nobody.npz", *FEW)
+    assert done.exit_code == 2
+    assert "Expected ids of people in" in " ".join(done.output.split())
     np.savez(
         tmp_path / "larger.npz",
         inputs=np.pad(pixels, ((0, 0), (0, 1), (0, 0))),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,46 @@ def test_the_published_accounting_of_votes_wants_one_delta(place: Path, tmp_path
     )
     assert call(how).exit_code == 0
     assert files() == before
+
+
+def level_of_p5(level: str) -> Callable[[str], str]:
+    return lambda text: re.sub(r"(?m)^(p5,.*),\d+$", rf"\1,{level}", text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda text: text.replace("level", "floor"),
+            "Expected id, asked_epsilon, asked_delta and a level from",
+        ),
+        (lambda text: text.replace("\np3,", "\np3,x,"), "in line 5 of"),
+        (level_of_p5("-1"), "a level from 0 to 2 in line 7 of"),
+        (level_of_p5("3"), "a level from 0 to 2 in line 7 of"),
+        (lambda text: re.sub(r",\d\n", ",0\n", text), "of them on level 0. Got 60, 60 of them on it"),
+        (lambda text: "".join(text.splitlines(keepends=True)[:30]), "Expected the plan's 60 people in"),
+        (lambda text: "", "Expected the plan's 60 people in"),
+        (lambda text: "\xff\x00" + text, "Expected what each person was promised, as text (CSV)"),
+    ],
+)
+def test_promises_that_are_not_the_plans_are_told_to_nobody_and_audited_for_nobody(
+    place: Path, tmp_path: Path, damage: Callable[[str], str], message: str
+) -> None:
+    run = shutil.copytree("counted", tmp_path / "run")
+    promises = run / "people" / "promises.csv"
+    promises.write_text(damage(promises.read_text()), encoding="latin-1")
+    before = set(tmp_path.rglob("*"))
+    for command in (
+        f"audit {run} --data people.csv",
+        f"audit {run} --individual",
+        f"report {run} --person p1",
+        f"report {run} --letters {tmp_path / 'letters'}",
+    ):
+        result = call(command)
+        assert result.exit_code == 2, (command, result.output, result.exception)
+        assert message in words(result), (command, words(result))
+        assert "promises.csv" in words(result)
+        assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can make one")

@@ -151,6 +151,12 @@ def test_equal_budgets_make_every_mechanism_the_same_as_dp_sgd(mechanism: str) -
     assert made.rounds[0].sample_rates == pytest.approx(uniform.rounds[0].sample_rates, rel=5e-3)
 
 
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "pdp-sgd-exact"])
+def test_what_a_plan_proves_is_in_plain_numbers(mechanism: str) -> None:
+    made = plan(Budgets([1.0] * 60 + [4.0] * 40), mechanism=mechanism, steps=3, batch_size=10)
+    assert {type(level.proven_epsilon) for level in made.levels} == {float}
+
+
 def test_given_the_noise_the_steps_follow() -> None:
     made = plan(Budgets.exponential(60_000), noise_multiplier=2.77, batch_size=1024)
     assert made.rounds[0].noise_multiplier == 2.77

@@ -21,6 +21,8 @@ import pdpsgd
 from pdpsgd.cli import app
 from pdpsgd.reporting.letter_page import Letterhead, letter, times_right
 from pdpsgd.reporting.letters import file_name, find_promise, write_letters
+from pdpsgd.training.promises import Promise
+from pdpsgd.training.run_folder import RunFolder
 
 DAY = date(2030, 1, 2)
 
@@ -37,8 +39,16 @@ def train(place: Path, epsilons: list[float], *, shift: float = 0.0, **options: 
     return place
 
 
+def line_of(folder: Path, person: str) -> Promise:
+    return find_promise(folder, RunFolder(folder).read_plan(), person)
+
+
 def text_of(folder: Path, person: str, account: Any = None, **said: str) -> str:
-    page = letter(Letterhead.of(folder, said, written=DAY), find_promise(folder, person), account)
+    page = letter(
+        Letterhead.of(folder, said, written=DAY),
+        line_of(folder, person),
+        account,
+    )
     return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL))
 
 
@@ -72,7 +82,7 @@ def test_nothing_of_anybody_else_moves_a_letter(tmp_path):
         train(tmp_path / "b" / "run", [0.5] * 10 + [2.0] * 9 + [0.7]),
         train(tmp_path / "c" / "run", [0.5] * 10 + [2.0] * 10, shift=3.0),
     )
-    letters = {letter(Letterhead.of(each, written=DAY), find_promise(each, "p4"), None) for each in folders}
+    letters = {letter(Letterhead.of(each, written=DAY), line_of(each, "p4"), None) for each in folders}
     plans = {(each / "public" / "plan.json").read_text() for each in folders}
     assert len(letters) == 1
     assert len(plans) == 2

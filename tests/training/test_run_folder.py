@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -10,11 +11,35 @@ import pytest
 import pdpsgd
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.training.finished_run import read_run
-from pdpsgd.training.run_folder import RunFolder
+from pdpsgd.training.run_folder import RunFolder, write_atomically
 
 
 def everything_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_promises_say_in_plain_numbers_what_the_plan_proves(problem, tmp_path):
+    budgets = pdpsgd.Budgets([1.0] * 60 + [4.0] * 40, ids=[f"p{index}" for index in range(100)])
+    plan = pdpsgd.plan(budgets, steps=3, batch_size=10)
+    problem.fit(plan=plan, budgets=budgets, record_ids=budgets.ids, run_folder=tmp_path)
+    with (tmp_path / "people" / "promises.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["id"] for line in lines] == budgets.ids.tolist()
+    for line in lines:
+        level = plan.levels[int(line["level"])]
+        assert float(line["proven_epsilon"]) == level.proven_epsilon <= float(line["asked_epsilon"])
+        assert float(line["proven_delta"]) == level.delta <= float(line["asked_delta"])
+
+
+def test_nothing_half_written_stays_behind_where_the_content_ends_with_an_error(tmp_path):
+    def lines():
+        yield "one\n"
+        raise PdpsgdError("no more")
+
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(PdpsgdError, match="no more"):
+        write_atomically(tmp_path / "file", lines())
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
 
 
 def test_nobody_is_named_in_public_though_the_plan_has_to_say_who_is_on_which_level(problem, tmp_path):

@@ -218,7 +218,7 @@ def _lines(folder: RunFolder, plan: Plan, levels: IntArray, found: IndividualEps
     columns = (found.at_most, found.by_paper, found.tighter, found.estimate)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for place, (name, level) in enumerate(zip(_ids(folder, len(levels)), levels.tolist(), strict=True)):
+    for place, (name, level) in enumerate(zip(_ids(folder, plan, len(levels)), levels.tolist(), strict=True)):
         known = plan.levels[level]
         figures = ["" if np.isnan(column[place]) else repr(float(column[place])) for column in columns]
         writer.writerow((name, level, known.epsilon, known.delta, known.proven_epsilon, *figures))
@@ -229,12 +229,8 @@ def _lines(folder: RunFolder, plan: Plan, levels: IntArray, found: IndividualEps
     yield text.getvalue()
 
 
-def _ids(folder: RunFolder, people: int) -> list[str]:
+def _ids(folder: RunFolder, plan: Plan, people: int) -> list[str]:
     """Return people's ids in the order of the list, as their promises have them; numbers where there are none."""
     if folder.promises is None:
         return [str(number) for number in range(people)]
-    with folder.promises.open(newline="", encoding="utf-8") as file:
-        ids = [row["id"] for row in csv.DictReader(file)]
-    if len(ids) != people:
-        fail(f"Expected the {people:,} people of the run in {folder.promises}. Got {len(ids):,}.")
-    return ids
+    return [promise.id for promise in folder.read_promises(plan)]

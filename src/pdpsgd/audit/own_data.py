@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,10 @@ def own_target(
     Raises:
         PdpsgdError: If the run cannot be trained again on this data, or knows no ids or promises.
     """
-    levels = _levels_by_id(run_folder)
+    folder = RunFolder(run_folder)
+    levels = {promise.id: promise.level for promise in folder.read_promises(folder.read_plan())}
     _, description, place = model_files(run_folder)
-    settings = RunFolder(run_folder).read_settings()
+    settings = folder.read_settings()
     many = settings.get("records_per_person")
     if description.encoder is not None and "finetune" in description.encoder:
         fail(
@@ -192,14 +192,6 @@ def _with_first_weights(description: ModelDescription, place: str) -> nn.Module:
     if description.encoder is not None and description.network.name == "linear":
         start_at_zero(network)
     return network
-
-
-def _levels_by_id(run_folder: Path) -> dict[str, int]:
-    path = RunFolder(run_folder).promises
-    if path is None:
-        fail(f"Expected people/promises.csv in {str(run_folder)!r}, to know who is on which level. Got none.")
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["id"]: int(row["level"]) for row in csv.DictReader(file)}
 
 
 def _made_up(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -19,7 +18,6 @@ from torch.optim import Optimizer
 from pdpsgd.audit.audit_target import AuditTarget
 from pdpsgd.audit.observed_run import Optimization
 from pdpsgd.data.benchmarks.loading import load
-from pdpsgd.errors import fail
 from pdpsgd.models.networks import by_name, default_network
 from pdpsgd.planning.plans import Plan
 from pdpsgd.training.components import OPTIMIZERS, SCHEDULES, optimizer_of
@@ -124,12 +122,7 @@ def named_in(settings: Mapping[str, Any], *keys: str) -> Any:
 
 
 def _levels(plan: Plan, run_folder: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
-    path = None if run_folder is None else RunFolder(run_folder).promises
-    if path is not None:
-        with path.open(newline="") as file:
-            levels = np.array([int(row["level"]) for row in csv.DictReader(file)], dtype=np.int64)
-        counted = np.bincount(levels, minlength=len(plan.levels)).tolist()
-        if counted == [level.people for level in plan.levels]:
-            return levels
-        fail(f"Expected {path} to list the plan's {plan.people:,} people, level by level. It does not.")
+    if run_folder is not None and RunFolder(run_folder).promises is not None:
+        promises = RunFolder(run_folder).read_promises(plan)
+        return np.array([promise.level for promise in promises], dtype=np.int64)
     return np.repeat(np.arange(len(plan.levels)), [level.people for level in plan.levels])

@@ -117,25 +117,31 @@ def _letters(
     from pdpsgd.reporting.letter_page import Letterhead
     from pdpsgd.reporting.letters import find_promise, is_listed, write_letter, write_letters
 
-    if person is None and place is not None and not place.is_dir() and is_listed(run_folder, str(place)):
+    head = Letterhead.of(run_folder, said)
+    plan = head.run.plan
+    if (
+        person is None
+        and place is not None
+        and not place.is_dir()
+        and is_listed(run_folder, plan, str(place))
+    ):
         fail(
             f"Expected a folder for letters to everybody with --letters. Got {str(place)!r}, the id of somebody on the "
             f"list: for one letter, write --person {place}; for a folder, give it another name."
         )
-    head = Letterhead.of(run_folder, said)
     if head.contact is None:
         screen.say(
             "Note: No contact is known, so letters do not say whom to ask: give --contact (and --operator)."
         )
     kept = _ledger_of(head, ledger)
     if person is not None:
-        find_promise(run_folder, person)
+        find_promise(run_folder, plan, person)
         account_of = None if kept is None else kept.person(person)
         screen.say(f"Letter: {write_letter(run_folder, head, person, account_of, place)}")
         screen.write_json(shared.dump({"person": person}))
         return
     assert place is not None
-    people = head.run.plan.people
+    people = plan.people
     with screen.bars() as progress, _accounts(kept) as account:
         written = write_letters(
             run_folder,

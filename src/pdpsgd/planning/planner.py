@@ -172,7 +172,7 @@ def prove(draft: Plan, by: Accountant) -> Plan:
             raise PdpsgdError(
                 f"Level {index} would spend {float(cost)!r} of epsilon={float(level.epsilon)!r}: no plan was computed."
             )
-        levels.append(replace(level, proven_epsilon=cost))
+        levels.append(replace(level, proven_epsilon=float(cost)))
     return replace(draft, levels=tuple(levels)).remember_proof()
 
 

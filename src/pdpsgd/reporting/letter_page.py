@@ -24,20 +24,11 @@ from pdpsgd.training.options import ACCOUNTABLE
 
 if TYPE_CHECKING:
     from pdpsgd.ledger.values import Person, PersonCharge
+    from pdpsgd.training.promises import Promise
 
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 CERTAIN = 99
 """Out of 100: whoever is right more often than that is right nearly always."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """One person's line of `people/promises.csv`."""
-
-    id: str
-    epsilon: float
-    delta: float
-    level: int
 
 
 @dataclass(frozen=True)

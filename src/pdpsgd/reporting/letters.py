@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from pdpsgd.errors import PdpsgdError, fail, shown
-from pdpsgd.reporting.letter_page import Letterhead, Promise, letter
+from pdpsgd.errors import PdpsgdError, fail
+from pdpsgd.reporting.letter_page import Letterhead, letter
+from pdpsgd.training.promises import Promise
 from pdpsgd.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pdpsgd.ledger.values import Person
+    from pdpsgd.planning.plans import Plan
 
 IN_A_FOLDER = 10_000
 """Letters in one folder; more are put into folders of that many, in the order of the list."""
@@ -28,7 +29,7 @@ def write_letter(
     folder: str | Path, head: Letterhead, name: str, person: Person | None, output: Path | None = None
 ) -> Path:
     """Write the letter of one person, by default into `people/letters/` of the run folder; return where it is."""
-    promise = find_promise(folder, name)
+    promise = find_promise(folder, head.run.plan, name)
     place = output or RunFolder(folder).letters / file_name(promise.id)
     if output is None:
         _make_folder(place.parent)
@@ -56,10 +57,13 @@ def write_letters(
     Returns:
         The number of letters.
     """
-    several = head.run.plan.people > IN_A_FOLDER
+    plan = head.run.plan
+    several = plan.people > IN_A_FOLDER
+    for _ in RunFolder(folder).read_promises(plan):
+        pass  # to its end, where it may be found to be another run's, before the first letter
     _make_folder(place)
     number = 0
-    for number, promise in enumerate(read_promises(folder), start=1):
+    for number, promise in enumerate(RunFolder(folder).read_promises(plan), start=1):
         into = place / f"{(number - 1) // IN_A_FOLDER:04d}" if several else place
         if several and (number - 1) % IN_A_FOLDER == 0:
             _make_folder(into)
@@ -84,43 +88,20 @@ def file_name(person: str) -> str:
     return f"{safe}~{digest}.html"
 
 
-def read_promises(folder: str | Path) -> Iterator[Promise]:
-    """Read who was promised what, line by line."""
-    path = RunFolder(folder).promises
-    if path is None:
+def find_promise(folder: str | Path, plan: Plan, name: str) -> Promise:
+    """Find one person's line, in a file that is the plan's to its end."""
+    found = [promise for promise in RunFolder(folder).read_promises(plan) if promise.id == name]
+    if not found:
         fail(
-            f"Expected people/promises.csv in {str(folder)!r}, to know who was promised what. Got none: it may have "
-            f"been "
-            "moved away, or the run knew no list of people."
+            f"Expected somebody on the list of {str(folder)!r}. Got {name!r}, who is not on it: ids are as in the "
+            "data, and people who were set aside to test on are promised nothing."
         )
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            yield _promise(row, f"line {number} of {str(path)!r}")
+    return found[0]
 
 
-def _promise(row: dict[str, str], place: str) -> Promise:
-    try:
-        epsilon, delta = float(row["asked_epsilon"]), float(row["asked_delta"])
-        return Promise(row["id"], epsilon, delta, int(row["level"]))
-    except (KeyError, TypeError, ValueError):
-        fail(f"Expected id, asked_epsilon, asked_delta and level in {place}. Got {shown(dict(row))}.")
-
-
-def find_promise(folder: str | Path, name: str) -> Promise:
-    """Find one person's line."""
-    for promise in read_promises(folder):
-        if promise.id == name:
-            return promise
-    fail(
-        f"Expected somebody on the list of {str(folder)!r}. Got {name!r}, who is not on it: ids are as in the data, "
-        f"and "
-        "people who were set aside to test on are promised nothing."
-    )
-
-
-def is_listed(folder: str | Path, name: str) -> bool:
+def is_listed(folder: str | Path, plan: Plan, name: str) -> bool:
     """Tell whether somebody on the list of a run has this id."""
-    return any(promise.id == name for promise in read_promises(folder))
+    return any(promise.id == name for promise in RunFolder(folder).read_promises(plan))
 
 
 def _make_folder(path: Path) -> None:

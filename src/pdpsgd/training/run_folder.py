@@ -36,8 +36,6 @@ for release (its page, its promises, the plan itself) is in `private/`.
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import math
 import os
@@ -53,11 +51,11 @@ from pdpsgd.budgets.files import check_shape, parse_json, read_text
 from pdpsgd.errors import fail
 from pdpsgd.training.file_shapes import AUDIT, COMMAND, HISTORY, RESERVATION, RESULT, SETTINGS
 from pdpsgd.training.lock import locked
+from pdpsgd.training.promises import Promise, promise_lines, read_promises
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from pdpsgd._typing import IntArray
     from pdpsgd.accounting.individual import IndividualSums
     from pdpsgd.budgets.budgets import Budgets
     from pdpsgd.data.schema import Schema
@@ -67,8 +65,6 @@ if TYPE_CHECKING:
 PUBLIC, PEOPLE, PRIVATE = "public", "people", "private"
 OF_0_1 = ("result.json", "checkpoint.safetensors", "plan.json", "SENSITIVE-do-not-publish-plan.json")
 """Files that version 0.1 left beside each other."""
-AT_ONCE = 2**16
-"""People whose promises are written together."""
 
 
 class RunFolder:
@@ -240,7 +236,7 @@ class RunFolder:
         else:
             levels = plan.level_of_person(budgets)
         write_atomically(
-            self._place("promises.csv", plan, folder=PEOPLE), _promise_lines(plan, budgets, levels)
+            self._place("promises.csv", plan, folder=PEOPLE), promise_lines(plan, budgets, levels)
         )
 
     def write_model(
@@ -395,6 +391,15 @@ class RunFolder:
         """Each person's promise, where it was written."""
         return self._found("promises.csv", PEOPLE, PRIVATE)
 
+    def read_promises(self, plan: Plan) -> Iterator[Promise]:
+        """Read who was promised what, line by line; who is on which level has to fit the plan."""
+        if self.promises is None:
+            fail(
+                f"Expected people/promises.csv in {str(self.path)!r}, to know who was promised what. Got none: it may "
+                "have been moved away, or the run knew no list of people."
+            )
+        return read_promises(self.promises, plan)
+
     @property
     def schema(self) -> Path | None:
         """The schema of the records, confirmed or a draft, where there is one."""
@@ -432,21 +437,6 @@ def without_people(plan: Plan) -> Plan:
     return replace(plan, roster=None, stated_people=plan.people_digest)
 
 
-def _promise_lines(plan: Plan, budgets: Budgets, levels: IntArray) -> Iterator[str]:
-    """Yield the lines of `promises.csv`, some at a time: there may be millions."""
-    proven = [tuple(map(_number, (level.proven_epsilon, level.delta))) for level in plan.levels]
-    yield "id,asked_epsilon,asked_delta,proven_epsilon,proven_delta,level\n"
-    for start in range(0, len(budgets), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        columns = (each[part].tolist() for each in (budgets.ids, budgets.epsilon, budgets.delta, levels))
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            (name, _number(epsilon), _number(delta), *proven[level], level)
-            for name, epsilon, delta, level in zip(*columns, strict=True)
-        )
-        yield text.getvalue()
-
-
 def write_atomically(path: Path, content: str | bytes | Iterator[str]) -> None:
     """Write a file whole or not at all: complete it beside the old one, then let it take the name."""
     parts: Iterable[str | bytes] = (content,) if isinstance(content, (str, bytes)) else content
@@ -464,11 +454,13 @@ def write_atomically(path: Path, content: str | bytes | Iterator[str]) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         fail(
             f"Expected to be able to write {str(path)!r}. Got: {error.strerror}. What stood there is "
             "unchanged."
         )
+    finally:
+        with contextlib.suppress(OSError):  # it is gone where all went well
+            beside.unlink()
 
 
 def to_jsonable(value: Any) -> Any:
@@ -484,7 +476,3 @@ def to_jsonable(value: Any) -> Any:
     if hasattr(value, "item"):
         return to_jsonable(value.item())
     return str(value)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(value)
