@@ -17,6 +17,7 @@ from pdpsgd.engine import PrivacyEngine
 from pdpsgd.engine.checkpoints import load, save
 from pdpsgd.engine.fingerprints import fingerprint_data
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.gradients.clipping import ClippedGradients
 from pdpsgd.gradients.layers import Layers
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.sampling.source import RandomSource
@@ -436,6 +437,33 @@ def test_a_batch_that_failed_halfway_is_not_added_twice(private, monkeypatch, fl
         train()
     assert run.engine.steps_taken == 2
     train()
+    assert torch.equal(flat(run.module), flat(whole.module))
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_batch_that_was_added_when_an_interruption_came_is_not_added_again(
+    private, monkeypatch, flat, is_forgotten
+):
+    """Ctrl-C between adding the batch and noting that it was added; before or after its backward pass is forgotten."""
+    whole = private()
+    whole.train()
+    run, honest = private(), ClippedGradients.forget
+
+    def interrupted(gradients):
+        if is_forgotten or not gradients.additions:
+            honest(gradients)
+        if gradients.additions:
+            raise KeyboardInterrupt
+
+    for batch in run.loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(ClippedGradients, "forget", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run.step(*batch)
+        with pytest.raises(PdpsgdError, match=r"the batch would count twice\. Begin a new pass"):
+            run.step(*batch) if is_forgotten else run.optimizer.step()
+        break
+    run.train()
     assert torch.equal(flat(run.module), flat(whole.module))
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import pdpsgd
 from pdpsgd.engine import checkpoints
+from pdpsgd.engine.execution import Execution
 from pdpsgd.engine.noising import Injecting, Recording, released_by
 from pdpsgd.engine.spending import SpendingFilter, square_roots
 from pdpsgd.errors import PdpsgdError
@@ -187,6 +188,23 @@ def test_a_batch_that_is_not_released_spends_nothing(private) -> None:
     assert not run.engine.spent_of_people.any()
     run.train()
     assert run.engine.spent_of_people.any()
+
+
+def test_a_step_that_is_interrupted_once_it_was_released_is_charged(private, monkeypatch) -> None:
+    whole, run, honest = (*(private(plan=filter_plan()) for _ in range(2)), Execution.released)
+    whole.step(*next(iter(whole.loader)))
+
+    def interrupted(execution: Execution) -> None:
+        honest(execution)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "released", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.step(*next(iter(run.loader)))
+    assert run.engine.steps_taken == 1
+    next(iter(run.loader))  # begins the next step
+    assert np.array_equal(run.engine.spent_of_people, whole.engine.spent_of_people)
 
 
 def test_people_with_many_records_spend_as_people(private) -> None:

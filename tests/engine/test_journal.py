@@ -37,6 +37,25 @@ def test_another_loss_after_resuming_is_noticed_before_any_noise(private, tmp_pa
     assert torch.equal(flat(same.module), flat(first.module))
 
 
+def test_two_runs_of_one_process_that_go_on_from_one_checkpoint_see_what_the_other_has_met(
+    private, tmp_path, flat
+):
+    """Locks are between processes. In a notebook, the first run may go on while the second one does."""
+    first = private()
+    take_step(first)
+    first.engine.save(tmp_path / "checkpoint")
+    second = private()
+    second.engine.resume(tmp_path / "checkpoint")
+    take_step(first)
+    with pytest.raises(PdpsgdError, match="Expected step 1 to repeat what it did"):
+        take_step(second, label_smoothing=0.5)
+    take_step(second)
+    assert torch.equal(flat(first.module), flat(second.module))
+    take_step(second)
+    with pytest.raises(PdpsgdError, match="Expected step 2 to repeat what it did"):
+        take_step(first, label_smoothing=0.5)
+
+
 def test_saving_again_forgets_nothing_that_an_older_checkpoint_could_repeat(private, tmp_path):
     run = private()
     run.engine.save(tmp_path / "older")

@@ -150,6 +150,29 @@ def test_a_run_that_has_started_may_be_resumed_after_somebody_withdrew(ledger: L
     assert ledger.check().passed
 
 
+@pytest.mark.parametrize("now", [0.0, 0.05])
+def test_a_resumed_run_counts_whom_it_uses_and_who_allow_less_by_now(ledger: Ledger, now: float) -> None:
+    """It takes what they no longer allow; "this run does not use them" was said, or nothing."""
+    ledger.enroll(people(1.0, 1.0, 1.0))
+    earlier, run, other = (
+        ledger.reserve(everybody_in_every_step(ids, 0.1)).number for ids in (["p1"], ["p0", "p1"], ["p2"])
+    )
+    ledger.finish(earlier, ledger.start(earlier))
+    begun = ledger.begin(run)
+    assert (begun.statement.above_consent, begun.statement.withdrawn, begun.statement.changed) == (0, 0, 0)
+    ledger.consent(people(now, now))
+    found = ledger.begin(run).statement
+    assert (found.above_consent, found.withdrawn, found.changed) == (0, 0, 2)
+    assert ledger.begin(other).statement.changed == 0
+
+
+def test_what_is_reserved_only_was_not_taken_from_anybody(ledger: Ledger) -> None:
+    ledger.enroll(people(1.0))
+    run, _ = (ledger.reserve(everybody_in_every_step(["p0"], 0.1)).number for _ in range(2))
+    ledger.consent(people(0.5))  # which the first allows, and not both
+    assert ledger.begin(run).statement.changed == 0
+
+
 NOT_A_NUMBER, INFINITE = float("nan"), float("inf")
 
 

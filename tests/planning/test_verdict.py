@@ -103,6 +103,14 @@ def test_people_who_withdrew_after_being_used_are_counted(made: Plan) -> None:
     assert "1 person has withdrawn" in verdict(made, withdrawn=1).reasons[0].sentence
 
 
+def test_people_who_came_to_allow_less_while_the_run_was_under_way_are_counted(made: Plan) -> None:
+    found = verdict(made, changed=2)
+    assert found.headline == "The promise holds for 98 of 100 people."
+    (reason,) = found.reasons
+    assert (reason.code, reason.people) == ("changed", 2)
+    assert reason.sentence.startswith("2 people now allow less than this run and those before have spent")
+
+
 def test_people_who_asked_for_no_protection_and_test_people_are_counted() -> None:
     budgets = Budgets([1.0] * 90 + [np.inf] * 10, allow_infinite=True)
     found = verdict(plan(budgets, steps=20, batch_size=10), without_promise=1)

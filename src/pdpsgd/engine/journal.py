@@ -42,9 +42,10 @@ class Journal:
     record, swapped for another, goes unnoticed with a chance below 1e-12 if that changes the sum by the
     clipping norm, and below 1e-4 if by a hundredth of it.
 
-    Nothing is dropped when a checkpoint is saved (a step takes 40 bytes), because a run may be taken up from
-    an older one. A journal is as secret as the key: readable by its owner only, and removed when the run
-    ends.
+    What counts is what is in the file when a step is met: two engines may go on from one checkpoint, and each has to
+    see what the other has met. Nothing is dropped when a checkpoint is saved (a step takes 40 bytes), because a run may
+    be taken up from an older one. A journal is as secret as the key: readable by its owner only, and removed when the
+    run ends.
     """
 
     def __init__(self, path: Path, source: RandomSource, *, max_grad_norm: float) -> None:
@@ -52,12 +53,14 @@ class Journal:
         self._source = source
         self._tolerance = TOLERANCE * max_grad_norm
         self._directions: list[Tensor] = []
-        self._met = _read(path)
+        self._met: dict[int, tuple[float, ...]] = {}
+        self._size_read = 0
         self._file = _open(path)
         # After an entry that was cut off, further ones would not stand where they are looked for.
         size = os.fstat(self._file).st_size
         if size % _ENTRY.size:
             os.ftruncate(self._file, size - size % _ENTRY.size)
+        self._read_on()
 
     @property
     def entries(self) -> int:
@@ -74,6 +77,7 @@ class Journal:
     def meet(self, step: int, sums: Sequence[Tensor]) -> None:
         """Note that the step's noise is about to be added to these sums; refuse if it was added to others."""
         projections = self._project(sums)
+        self._read_on()
         if step in self._met:
             before = self._met[step]
             if not all(abs(p - b) <= self._tolerance for p, b in zip(projections, before, strict=True)):
@@ -104,6 +108,19 @@ class Journal:
                 f"Expected room for {len(entry)} bytes in {self.path}. Got: {reason}. No noise was given out "
                 "for this step: make room and resume."
             )
+        self._size_read = before + len(entry)
+
+    def _read_on(self) -> None:
+        """Note the entries that are in the file and were not read yet."""
+        while (missing := os.fstat(self._file).st_size - self._size_read) >= _ENTRY.size:
+            os.lseek(self._file, self._size_read, os.SEEK_SET)  # what is written goes to the end all the same
+            content = os.read(self._file, missing)
+            whole = len(content) - len(content) % _ENTRY.size
+            for step, *projections in _ENTRY.iter_unpack(content[:whole]):
+                self._met[step] = tuple(projections)
+            self._size_read += whole
+            if not whole:
+                break
 
     def _project(self, sums: Sequence[Tensor]) -> list[float]:
         if not self._directions:
@@ -153,7 +170,7 @@ class JournalKeeper(StepObserver):
 
 def _open(path: Path) -> int:
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         fail(f"Expected a journal that can be written at {str(path)!r}. Got: {error.strerror}.")
     if not lock(file):
@@ -171,11 +188,3 @@ def count_entries(path: Path) -> int | None:
         return os.stat(path).st_size // _ENTRY.size
     except (OSError, ValueError):
         return None
-
-
-def _read(path: Path) -> dict[int, tuple[float, ...]]:
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = len(content) - len(content) % _ENTRY.size  # the last entry may have been cut off
-    return {step: tuple(projections) for step, *projections in _ENTRY.iter_unpack(content[:whole])}

@@ -14,6 +14,7 @@ from pdpsgd.engine._torch import share_step_hooks
 from pdpsgd.engine.earlier_training import TakenSteps
 from pdpsgd.engine.noising import Noise, NoisedSums, dequantized
 from pdpsgd.errors import fail
+from pdpsgd.gradients.clipping import ADDED_TWICE
 from pdpsgd.sampling.noise import quantize
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class PrivateOptimizer(Optimizer):
         self._ranks = ranks
         self._loss_reduction = loss_reduction
         self._views = views
+        self._additions = 0  # to the step's sums, by batches that were added and noted as added
         self._expected: tuple[PhysicalBatch, dict[str, Any]] | None = None  # and whose its rows are
         self._check_parameters()
 
@@ -123,12 +125,12 @@ class PrivateOptimizer(Optimizer):
         for check in reversed(batch.when_stepped):
             check()
         self._add(batch)
-        batch.added = True
+        batch.added, self._additions = True, self._gradients.additions
         if batch.last:
+            if self._spending is not None:
+                self._spending.settle()  # before the release: whatever interrupts this, nothing leaves uncharged
             self._release_step(batch.step)
             self._execution.released()
-            if self._spending is not None:
-                self._spending.settle()
             if self._norms is not None:
                 self._norms.settle(batch.step)
             self.original.step()
@@ -170,6 +172,8 @@ class PrivateOptimizer(Optimizer):
 
     def expect(self, batch: PhysicalBatch) -> None:
         """Get ready for the batch that the loop is about to get."""
+        if batch.first:
+            self._additions = 0
         self._gradients.expect(**self._owners_of(batch))
 
     def _owners_of(self, batch: PhysicalBatch) -> dict[str, Any]:
@@ -187,6 +191,8 @@ class PrivateOptimizer(Optimizer):
             # Mean over nothing: no gradient, or NaN. Nobody was sampled, so the sum is zero.
             self._gradients.forget()
             return
+        if self._gradients.additions != self._additions:
+            fail(ADDED_TWICE)  # an interruption came after the batch was added, and before that was noted
         if recorded is None:
             fail(
                 "Expected loss.backward() on the batch before optimizer.step(). Got none. (Was the model in "

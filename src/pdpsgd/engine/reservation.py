@@ -70,4 +70,5 @@ def circumstances_of(reservation: ReservedRun | None) -> dict[str, Any]:
         "in_ledger": reservation.ledger_id,
         "above_consent": reservation.statement.above_consent,
         "withdrawn": reservation.statement.withdrawn,
+        "changed": reservation.statement.changed,
     }

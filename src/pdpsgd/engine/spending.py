@@ -26,8 +26,8 @@ class SpendingFilter(StepObserver):
 
     At a step of the filtered round person i may give a gradient of norm at most the noise's standard deviation times
     sqrt(B_i - spent_i), and of at most C_i. What they give is charged: the square of its norm over the deviation.
-    Whoever was shrunk to what was left has spent all of it. Spending is in whole numbers, and counts once a step is
-    released.
+    Whoever was shrunk to what was left has spent all of it. Spending is in whole numbers, and counts from just before a
+    step is released.
 
     Guarantee: over all released steps, the sum of squares of what person i's record moves the sums by, over the noise's
     standard deviation, is at most B_i, rounding included; and what is charged to i depends on i's own records and on
@@ -73,7 +73,7 @@ class SpendingFilter(StepObserver):
         self._pending[people] = np.where(is_all[real], self.limits[people], spent)
 
     def settle(self) -> None:
-        """Count what was charged: the step is released."""
+        """Count what was charged, before the step is released: an interruption then releases nothing uncharged."""
         if (self._pending > self.limits).any():
             fail(
                 "Expected nobody to spend more than their limit. Got somebody who did: this is an error in pdpsgd."

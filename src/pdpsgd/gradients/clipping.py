@@ -25,6 +25,10 @@ from pdpsgd.gradients.per_example import PerExample, accurate, summed
 from pdpsgd.gradients.recorder import Call
 from pdpsgd.gradients.weights import charged_norms, checked_largest, weigh
 
+ADDED_TWICE = (
+    "Expected sums to which every batch was added once. An error left them incomplete: added again, the batch would "
+    "count twice. Begin a new pass over the private loader, which samples the step again."
+)
 _HALF = frozenset((torch.bfloat16, torch.float16))
 _instrumented_by: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ClippedGradients]] = (
     weakref.WeakKeyDictionary()
@@ -57,6 +61,8 @@ class ClippedGradients:
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._untracked: list[nn.Parameter] = []
         self._incomplete = False  # an error came while a batch was being added
+        self.additions = 0
+        """How often something began to be added to the sums of this step, also where an error ended it."""
         self._is_summed = False  # the mean of the pass that waits was multiplied by the number of rows
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note_untracked)  # type: ignore[no-untyped-call]
@@ -126,10 +132,7 @@ class ClippedGradients:
         that the rows of others come out alike: the loss is a sum, or a mean over a power of two of rows.
         """
         if self._incomplete:
-            fail(
-                "Expected sums to which every batch was added once. An error left them incomplete: added again, the "
-                "batch would count twice. Begin a new pass over the private loader, which samples the step again."
-            )
+            fail(ADDED_TWICE)
         try:
             with full_precision():
                 reduced = self._as_recorded(loss_reduction)
@@ -158,9 +161,9 @@ class ClippedGradients:
 
     def zero_sums(self) -> None:
         """Start a new step."""
-        self._incomplete = False
         for flat in self.flat_sums:
             flat.zero_()
+        self._incomplete, self.additions = False, 0
 
     def forget(self) -> None:
         """Drop a backward pass that was recorded and not collected."""
@@ -280,7 +283,7 @@ class ClippedGradients:
         if largest_clip_norm is not None and note is None:
             layers = self._layers_at_once(calls, examples, owners)
             others = layers.squares_of_others() if layers.are_compiled else None
-            self._incomplete = True
+            self._begin_to_add()
             added = layers.add_clipped(clip_norms, largest_clip_norm, scale, others)
             self._incomplete = False
             if added:
@@ -294,10 +297,15 @@ class ClippedGradients:
             note(charged_norms(found.norms, found.weights, largest))
         if found.non_finite:
             layers = layers.zeroed(~found.norms.isfinite())
-        self._incomplete = True
+        self._begin_to_add()
         layers.add_weighted_sums(found)
         self._incomplete = False
         return found.non_finite
+
+    def _begin_to_add(self) -> None:
+        """Note that sums are incomplete from here on."""
+        self._incomplete = True
+        self.additions += 1
 
     def _owners_of_rows(
         self, views: int, starts: Tensor | None, whose: Tensor | None, device: torch.device

@@ -189,6 +189,7 @@ class ReservedRun:
             "head": self._head,
             "above_consent": self.statement.above_consent,
             "withdrawn": self.statement.withdrawn,
+            "changed": self.statement.changed,
             "tiers": [asdict(tier) for tier in self.statement.tiers],
             "levels": [{"allows": list(each)} for each in self.allowed_by_level()],
         }

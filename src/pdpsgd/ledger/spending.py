@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from pdpsgd._typing import IntArray
 from pdpsgd.errors import fail
 from pdpsgd.ledger import schema
-from pdpsgd.ledger.amounts import Amounts
+from pdpsgd.ledger.amounts import LARGEST, Amounts
 
 
 def spent(
@@ -34,7 +34,7 @@ def spent(
     for run in numbers:
         table = charge_table(connection, run)
         largest += int(max(column.max(initial=0) for column in (table.b, table.d, table.e)))
-        if largest >= 1 << 63:
+        if largest >= (1 << 63) - LARGEST:  # the next charge is added to this
             fail(
                 "The sum of all charges no longer fits into the ledger's integers: begin a new ledger for new people."
             )

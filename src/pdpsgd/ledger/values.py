@@ -106,7 +106,8 @@ class Statement:
     """What one run takes of what its people allow over all runs, by tier; from consents and charges alone.
 
     `above_consent` counts people from whom more was taken before than they allow now; `withdrawn` those who allow
-    nothing now, and were used before.
+    nothing now, and were used before: this run uses neither. `changed` counts people whom it uses, and who by now
+    allow less than it and the runs before take.
     """
 
     run: int
@@ -114,6 +115,7 @@ class Statement:
     tiers: tuple[TierShare, ...]
     above_consent: int
     withdrawn: int = 0
+    changed: int = 0
 
 
 @dataclass(frozen=True)

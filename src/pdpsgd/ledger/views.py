@@ -168,7 +168,11 @@ def read_statement(connection: Connection, run: int) -> Statement:
         mine.b / np.maximum(now.allowed.b, 1),
     ]
     unused = (mine.b == 0) & (mine.d == 0) & (mine.e == 0)
-    above = listed & ~now.allowed.covers(before)
+    # What is reserved only may be canceled yet: at a start, it does not count either.
+    taken = spent(connection, len(now), STARTED, without=paying)
+    total = Amounts(taken.b + mine.b, taken.d + mine.d, taken.e + mine.e)
+    over = listed & ~now.allowed.covers(total)
+    above, changed = over & unused, over & ~unused
     withdrawn = int((above & (now.epsilon == 0)).sum())
     pairs, place = _tiers_of(now.epsilon[listed], now.delta[listed])
     tiers = []
@@ -188,7 +192,9 @@ def read_statement(connection: Connection, run: int) -> Statement:
                 unused=int(unused[members].sum()),
             )
         )
-    return Statement(found.number, found.name, tuple(tiers), int(above.sum()) - withdrawn, withdrawn)
+    return Statement(
+        found.number, found.name, tuple(tiers), int(above.sum()) - withdrawn, withdrawn, int(changed.sum())
+    )
 
 
 def _kappas(connection: Connection) -> FloatArray:

@@ -57,8 +57,8 @@ class Round:
         """
         scale = self.clip_scales[level]
         if self.spending_limits is not None and scale > 0:
-            limit = self.spending_limits[level]
-            if limit < self.steps * (scale / self.noise_multiplier) ** 2:
+            limit, norm = self.spending_limits[level], scale / self.noise_multiplier
+            if limit < self.steps * (norm * norm):
                 rate = self.sample_rates[level] if limit > 0 else 0.0
                 noise = 1 / math.sqrt(limit) if limit > 0 else math.inf
                 return Exposure(self.participation[level], rate, noise, 1)

@@ -123,6 +123,7 @@ def verdict(
     without_promise: int = 0,
     above_consent: int = 0,
     withdrawn: int = 0,
+    changed: int = 0,
     assumed: Sequence[str] = (),
     beside: Sequence[str] = (),
 ) -> Verdict:
@@ -147,6 +148,8 @@ def verdict(
         without_promise: people outside the plan whose records are used all the same, such as test people.
         above_consent: people of the ledger from whom more was taken before than they allow now.
         withdrawn: people of the ledger who allow nothing any more, and whom earlier runs have used.
+        changed: people of the ledger whom this run uses, and who since its start have come to allow less than all runs
+            take.
         assumed: what was taken for granted of this run in particular, in sentences.
         beside: what was written beside the result and is covered by no promise, in sentences.
 
@@ -175,7 +178,7 @@ def verdict(
         *_against_plan(plan, verified),
         *(Reason(code, sentence) for code, sentence in circumstances.items() if sentence),
     ]
-    exceptions = _exceptions(plan, without_promise, above_consent, withdrawn)
+    exceptions = _exceptions(plan, without_promise, above_consent, withdrawn, changed)
     outcome = NOT_FOR_RELEASE if against else EXCEPT if exceptions else HOLDS
     people = plan.people + without_promise
     return Verdict(outcome, people, (*against, *exceptions), tuple(assumed), tuple(beside))
@@ -202,7 +205,9 @@ def _against_plan(plan: Plan, verified: bool | None) -> list[Reason]:
     return found
 
 
-def _exceptions(plan: Plan, without_promise: int, above_consent: int, withdrawn: int) -> list[Reason]:
+def _exceptions(
+    plan: Plan, without_promise: int, above_consent: int, withdrawn: int, changed: int
+) -> list[Reason]:
     """For whom the promise does not hold, and why."""
     over = [
         x for x in plan.levels if x.people and x.proven_epsilon is not None and x.proven_epsilon > x.epsilon
@@ -235,6 +240,12 @@ def _exceptions(plan: Plan, without_promise: int, above_consent: int, withdrawn:
             "this run does not use them."
         )
         found.append(Reason("withdrawn", sentence, withdrawn))
+    if changed:
+        sentence = (
+            f"{_people(changed)} now {_allow(changed)} less than this run and those before have spent: that was "
+            "changed after this run had begun, and a run that has begun ends as it is."
+        )
+        found.append(Reason("changed", sentence, changed))
     if unlimited:
         found.append(
             Reason("no-protection-asked", f"{_people(unlimited)} asked for no protection.", unlimited)
