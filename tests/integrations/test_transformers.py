@@ -33,6 +33,7 @@ from transformers import (
 
 import pdpsgd
 from pdpsgd import Budgets, PdpsgdError, PrivacyEngine
+from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.integrations.padding import OneByOne, padded_to, public_length
 from pdpsgd.integrations.token_losses import IGNORED, mean_over_own_tokens
 from pdpsgd.integrations.transformers import PrivateTrainer
@@ -218,6 +219,34 @@ def test_it_gets_what_a_plain_loop_gets(make, records, budgets):
         optimizer.step()
     for (name, one), other in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name, rtol=1e-3, atol=1e-4)
+
+
+def test_how_many_people_were_sampled_rounds_nobody_s_gradient(make, monkeypatch):
+    """A mean is passed back as a sum: weights stay, and so do a person's bits in batches of any size."""
+    bits, sizes = {}, set()
+    whole = PrivateOptimizer._add
+
+    def noting(self, batch):
+        if batch.size:
+            sizes.add(batch.size)
+            found = self._gradients.per_example_gradients(loss_reduction=self._loss_reduction)
+            rows = torch.cat([part.flatten(1) for part in found.values()], 1)
+            for place, record in enumerate(batch.records.tolist()):
+                if record >= 0:
+                    bits.setdefault((record, place % 4), set()).add(rows[place].numpy().tobytes())
+        whole(self, batch)
+
+    monkeypatch.setattr(PrivateOptimizer, "_add", noting)
+    torch.manual_seed(0)
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=32, max_position_embeddings=32, **SIZES, **without_dropout)
+    )
+    whole_steps = {"per_device_train_batch_size": 20, "gradient_accumulation_steps": 1, "max_steps": 8}
+    make(model, said={"save_strategy": "no", "learning_rate": 0.0, "optim": "sgd", **whole_steps}).train()
+    assert len(sizes) > 1
+    assert len(bits) > 30
+    assert all(len(each) == 1 for each in bits.values())
 
 
 class StopsAt(TrainerCallback):

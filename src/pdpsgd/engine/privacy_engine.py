@@ -307,17 +307,26 @@ class PrivacyEngine:
         self._run.journal.keep(Path(path))
 
     def backward(self, loss: Tensor) -> None:
-        """Do what `loss.backward()` does, for a loop that is not watched: a mean is multiplied by its rows first.
+        """Do what `loss.backward()` does, but multiply a mean by its rows on the way back.
 
         So that what a row gives is not rounded differently in batches of different sizes.
         """
-        self.summed(loss).backward()  # type: ignore[no-untyped-call]
+        rows = self._rows_of_mean()
+        if rows:
+            self._run.gradients.pass_back(loss, rows)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def summed(self, loss: Tensor) -> Tensor:
-        """Return the loss that `backward` takes: the sum over the current batch."""
+        """Return the sum over the current batch, for somebody else to pass back in a loop that is not watched."""
+        rows = self._rows_of_mean()
+        return self._run.gradients.summed(loss, rows) if rows else loss
+
+    def _rows_of_mean(self) -> int:
+        """Return how many rows the current batch's mean is of; 0 where the loss is a sum."""
         run = self._run
-        rows = run.execution.batch_to_step().size * run.options["views"]
-        return run.gradients.summed(loss, rows) if run.options["loss_reduction"] == "mean" and rows else loss
+        rows = int(run.execution.batch_to_step().size * run.options["views"])
+        return rows if run.options["loss_reduction"] == "mean" else 0
 
     def forfeit_step(self) -> None:
         """Skip the current batch, for a reason that does not depend on it: its step counts as taken."""

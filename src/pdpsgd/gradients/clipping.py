@@ -64,6 +64,7 @@ class ClippedGradients:
         self.additions = 0
         """How often something began to be added to the sums of this step, also where an error ended it."""
         self._is_summed = False  # the mean of the pass that waits was multiplied by the number of rows
+        self.times = 1  # that number, while `pass_back` passes a mean back
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._note_untracked)  # type: ignore[no-untyped-call]
             for parameter in self.sums
@@ -222,6 +223,16 @@ class ClippedGradients:
         """
         self._is_summed = True
         return mean * rows
+
+    def pass_back(self, mean: Tensor, rows: int) -> None:
+        """Do what `summed(mean, rows).backward()` does, also in a loop that is watched: its mean stays what it is."""
+        self.times = rows
+        try:
+            times = torch.tensor(rows, dtype=mean.dtype, device=mean.device)
+            mean.backward(times)  # type: ignore[no-untyped-call]
+        finally:
+            self.times = 1
+        self._is_summed = True
 
     def record(self, loss: Tensor) -> None:
         """Do what `loss.backward()` does to the instrumented layers, and leave every `.grad` alone."""

@@ -475,7 +475,7 @@ class PrivateTrainer(transformers.Trainer):
         if size == 0:
             return  # nobody was sampled: the step is noise alone
         loss = self.compute_loss(self.model, self._prepare_inputs(batch))
-        loss.backward()
+        self.engine.backward(loss)
         if self.private.log_training_loss:
             self._losses.append((size, loss.detach()))
 

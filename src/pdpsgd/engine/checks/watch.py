@@ -205,7 +205,8 @@ class LossWatch(TorchFunctionMode):
         self.concluded = True
         with self._finding("Whether examples mix in the loss", say=say), _paused(self):
             check_parameters(loss, replay, self._own)
-            if loss.numel() != 1 or any(part is not None for part in (*args, kwargs.get("gradient"))):
+            given = any(part is not None for part in (*args, kwargs.get("gradient")))
+            if loss.numel() != 1 or (given and self._gradients.times == 1):
                 raise CannotTellError("backward() was given a gradient")
             if self._views == 1:
                 self._check_loss(check)
@@ -215,7 +216,7 @@ class LossWatch(TorchFunctionMode):
         said = None if self._criterion_is_checked else self._loss_reduction
         if self.recorded is None:
             check.examples_do_not_mix(self._check_own_loss)
-            self._expected = check.expected()
+            self._expected = self._expected_of(check)
             with self._finding(
                 "Whether the loss is a mean or a sum over the batch", say=not self._criterion_is_checked
             ):
@@ -227,13 +228,18 @@ class LossWatch(TorchFunctionMode):
         self.concluded = False
         with self._quietly():
             check_nothing_is_kept(check.replay, [check.loss], self.recorded)
-            self._expected = check.expected()
+            self._expected = self._expected_of(check)
             tells = self.recorded.tells_from(self.size)
             if tells and self._undecided and self.recorded.own_reduction is None:
                 check.settles_reduction(self._loss_reduction)
             if (tells or self.recorded.after.waits) and self._random.same_as(RandomStates.now()):
                 check.agrees_with(self.recorded, said=self._loss_reduction)
             self.concluded = tells and not self.recorded.waits
+
+    def _expected_of(self, check: LossCheck) -> dict[int, Tensor]:
+        """Return the outputs' gradients as they are to arrive, where the engine itself passes a mean back as a sum."""
+        times = self._gradients.times
+        return {key: gradient * times for key, gradient in check.expected().items()}
 
     def _check_own_loss(self, place: int) -> str | None:
         """Probe a number that the model computes itself; how it is reduced over the batch."""
