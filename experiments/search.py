@@ -36,6 +36,11 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
         Recipe(steps=400, activation="tanh", features="standardised-pixels"),
         (2.0, 4.0),
     ),
+    ("mnist", "large"): (Recipe(steps=1000, batch_size=4096, activation="tanh"), (2.0, 4.0)),
+    ("svhn", "large"): (
+        Recipe(steps=600, batch_size=4096, activation="tanh", features="locally-standardised-pixels"),
+        (2.0, 4.0),
+    ),
     ("mnist", "drawn"): (Recipe(steps=300, activation="tanh", start="drawn"), (2.0, 4.0)),
     ("svhn", "drawn"): (
         Recipe(
@@ -67,9 +72,10 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
 """For each data set and kind of training: the recipe, and the learning rates that are tried.
 
 The kinds: the paper's network on `pixels`, short enough for many systems; the `best` for it that was found, for
-`pdp-sgd-exact` and uniform DP-SGD, from random weights; the best from weights that have seen `drawn` digits; with
-`relu`, as printed, where `pixels` is not; a linear model on `scattering` features, also in `large` batches; and, for
-the budgets of IDP-SGD's benchmark, the network of its public code (`idp`).
+`pdp-sgd-exact` and uniform DP-SGD, from random weights; the same in `large` batches, whose plans have more of the
+signal that the budgets allow; the best from weights that have seen `drawn` digits; with `relu`, as printed, where
+`pixels` is not; a linear model on `scattering` features, also in `large` batches; and, for the budgets of IDP-SGD's
+benchmark, the network of its public code (`idp`).
 """
 
 POPULATIONS = {"idp": Population(tiers=IDP_CASES["34/43/23"])}

@@ -41,7 +41,7 @@ SKEWED_SYSTEMS = ("pdp-sgd-exact", EXCLUDE, "pdp-sgd-adaptive")
 
 EXACT_AND_UNIFORM = ("pdp-sgd-exact", "dp-sgd")
 FEATURE_KINDS = ("scattering", "scattering-large")
-NETWORK_KINDS = ("relu", "best", "drawn")
+NETWORK_KINDS = ("relu", "best", "large", "drawn")
 STEPS_AS_PUBLISHED = (1_000, 2_500, 5_000, 10_000, 20_000)
 NOISE_AS_PUBLISHED = (1.3, 1.0, 0.8, 0.7, 0.6)
 INPUTS_AS_PUBLISHED = ("unit-pixels", "signed-pixels")
