@@ -62,7 +62,8 @@ def own_target(
     if description.encoder is not None and "finetune" in description.encoder:
         fail(
             f"Expected a run whose encoder is frozen, to audit it on {str(data)!r}. Got adapters in the encoder, whose "
-            "gradients for every canary at every step would take days: without --data the mechanism is audited alone."
+            "gradients for every canary at every step would take many times as long as training: without --data the "
+            "mechanism is audited alone."
         )
     records = _read(data, description, people_file or _people_file_of(run_folder), place)
     trained = load_run(run_folder)  # a network that cannot be made again is refused before anything is run
