@@ -413,7 +413,26 @@ def test_letters_that_are_put_together_otherwise_are_no_other_person() -> None:
 
 
 @pytest.mark.parametrize(
-    "ids", [["ann", "Ann"], [" ann", " ben"], ["Zo\u00eb", "Zoe"], ["1", "01"], ["a b", "a  b"]]
+    "other",
+    ["ann lee\u200b", "\ufeffann lee", "ann\u00ad lee", "ann\u00a0lee", "ann lee\ufe0f", "ann\x00 lee"],
+)
+def test_characters_that_show_nothing_make_no_other_person(other: str) -> None:
+    with pytest.raises(PdpsgdError, match="differ only in white space, in characters that show nothing"):
+        Budgets([1.0, 2.0], ids=["ann lee", other])
+    assert Budgets([1.0, 2.0], ids=["ben lee", other]).ids.tolist() == ["ben lee", other]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["ann", "Ann"],
+        ["\u674e\u4e00", "\u674e\u4e8c"],
+        ["o'x", "o\u2019x"],
+        [" ann", " ben"],
+        ["Zo\u00eb", "Zoe"],
+        ["1", "01"],
+        ["a b", "a  b"],
+    ],
 )
 def test_ids_that_people_can_tell_apart_are_those_of_two(ids: list[str]) -> None:
     assert Budgets([1.0, 2.0], ids=ids).ids.tolist() == ids

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pdpsgd import Budgets
 from pdpsgd.cli.shared import Screen
 from pdpsgd.ledger import Ledger
 
@@ -80,6 +81,19 @@ def test_few_of_many_who_are_out_are_named(place: Path, run: Callable[..., Any])
     told = run("ledger", "consent", "changes.csv").output.replace("\n", " ")
     assert told.count(": withdrawn.") == 20
     assert "for 10 more; --json FILE names them all" in told
+
+
+def test_names_steer_no_terminal_and_mark_up_no_table(place: Path, run: Callable[..., Any]) -> None:
+    """An id that clears the screen is shown as it is; a run called [/b] ended the command with a traceback."""
+    ledger = Ledger(place)
+    ledger.enroll(Budgets([1.0, 1.0], ids=["\x1b[2Jann", "\u9673 [b]"]))
+    ledger.reserve(ledger.plan(steps=10, batch_size=10), name="\x1b[31mjan [/b]")
+    told = run("ledger", "runs").output
+    assert "\\x1b[31mjan [/b]" in told
+    told += run("ledger", "show", "\x1b[2Jann").output + run("ledger", "show", "\u9673 [b]").output
+    assert "\\x1b[2Jann allows epsilon 1" in told
+    assert "\u9673 [b] allows epsilon 1" in told
+    assert "\x1b" not in told
 
 
 def test_a_run_that_was_left_running_says_how_it_goes_on(place: Path, run: Callable[..., Any]) -> None:

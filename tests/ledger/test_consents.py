@@ -177,7 +177,9 @@ def test_a_list_of_some_people_only(ledger: Ledger) -> None:
     assert ledger.person("p1").charges == ()
 
 
-@pytest.mark.parametrize(("there", "again"), [("ann", "ann "), (" ann", "ann"), ("Zo\u00eb", "Zoe\u0308")])
+@pytest.mark.parametrize(
+    ("there", "again"), [("ann", "ann "), (" ann", "ann"), ("Zo\u00eb", "Zoe\u0308"), ("ann", "ann\u200b")]
+)
 def test_nobody_is_enrolled_anew_under_another_way_to_write_their_id(
     ledger: Ledger, there: str, again: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, KeysView, Mapping, ValuesView
 from copy import copy
@@ -21,6 +22,16 @@ from pdpsgd.errors import check_positive, fail
 
 # A finite epsilon above this is warned of.
 LARGE_EPSILON = 20
+WRITTEN_ALIKE = "differ only in white space, in characters that show nothing, or in how letters are encoded"
+UNUSUAL_BYTES = r"[\x00-\x1f\x7f]|^ | $"
+"""In ids of ASCII: where as they are read may not be as they are written."""
+SHOWS_NOTHING = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
+)
+"""Control characters that are no white space, and what Unicode says is ignored where it cannot be shown."""
+LIKE_A_BLANK = re.compile(r"[^\S \t\n\r\f\v]")
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -451,15 +462,16 @@ def _check_written_alike(ids: IdArray, place: Callable[[int], str]) -> None:
         names = ids.tolist()
         fail(
             f"Expected one way to write each id. Got {names[first]!r} for {place(first)} and {names[second]!r} for "
-            f"{place(second)}, which differ only in white space around them or in how letters are encoded: one person "
-            "would have two budgets."
+            f"{place(second)}, which {WRITTEN_ALIKE}: one person would have two budgets."
         )
 
 
 def as_read(ids: IdArray) -> IdArray | None:
-    """Return ids of text as people read them: no white space around, letters composed; None where they are so already.
+    """Return ids of text as people read them; None where they are so already.
 
-    >>> as_read(np.array(["ann ", "ben"])).tolist(), as_read(np.array(["ann", "ben"]))
+    No white space around them, one kind of blank, no character that shows nothing, and letters composed.
+
+    >>> as_read(np.array(["ann ", "be\u200bn"])).tolist(), as_read(np.array(["ann", "ben"]))
     (['ann', 'ben'], None)
     """
     import polars
@@ -467,12 +479,13 @@ def as_read(ids: IdArray) -> IdArray | None:
     if ids.dtype.kind not in "OUT" or not all(isinstance(name, str) for name in ids[:1].tolist()):
         return None
     names = polars.Series("id", ids.tolist(), dtype=polars.String)
-    odd = (names.str.strip_chars() != names) | (names.str.len_bytes() != names.str.len_chars())
+    odd = names.str.contains(UNUSUAL_BYTES) | (names.str.len_bytes() != names.str.len_chars())
     if not odd.any():
         return None
     read = names.to_numpy().astype(object)
     for index in np.flatnonzero(odd.to_numpy()):
-        read[index] = unicodedata.normalize("NFC", read[index]).strip()
+        shown = LIKE_A_BLANK.sub(" ", SHOWS_NOTHING.sub("", read[index])).strip()
+        read[index] = unicodedata.normalize("NFC", shown)
     return read
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdpsgd.cli import shared
+from pdpsgd.cli.prose import cell
 from pdpsgd.cli.training_options import DataOptions, ListOptions, tier_names, tiers_in
 from pdpsgd.errors import fail
 
@@ -237,9 +238,9 @@ def _show(made: ModelComparison, screen: shared.Screen) -> None:
         for index, figure in enumerate(group.figures):
             sure = "" if figure.verdict.startswith("no") else " *"
             table.add_row(
-                named if index == 0 else "",
+                cell(named) if index == 0 else "",
                 f"{group.people:,}" if index == 0 else "",
-                figure.name.replace("balanced accuracy", "balanced"),
+                cell(figure.name.replace("balanced accuracy", "balanced")),
                 figure.text(figure.first),
                 figure.text(figure.second),
                 f"{figure.change(figure.difference).removesuffix(' points')} ({figure.interval}){sure}",

@@ -11,6 +11,7 @@ import typer
 from pdpsgd.cli import shared
 from pdpsgd.cli.option_parameters import with_options
 from pdpsgd.cli.own_ledger import DEFAULT_PLACE
+from pdpsgd.cli.prose import cell
 from pdpsgd.cli.shared import BudgetOptions, HistoryOptions
 from pdpsgd.errors import fail
 
@@ -201,7 +202,12 @@ def runs(ledger: Place = DEFAULT_PLACE, json_file: shared.JsonFile = None) -> No
     table = Table("run", "name", "state", "attempt", "people", "reserved", title="Runs", title_justify="left")
     for run in found:
         table.add_row(
-            str(run.number), run.name, run.state, str(run.attempt), f"{run.people:,}", _minute(run.time)
+            str(run.number),
+            cell(run.name),
+            run.state,
+            str(run.attempt),
+            f"{run.people:,}",
+            _minute(run.time),
         )
     screen.table(table)
     for run in found:
@@ -321,7 +327,7 @@ def _show_person(person: Person, screen: shared.Screen) -> None:
         kind = charge.kind if not charge.pure_epsilon else f"{charge.kind}, epsilon {charge.pure_epsilon:.3g}"
         charges.add_row(
             str(charge.run),
-            charge.name,
+            cell(charge.name),
             charge.state,
             _minute(charge.time),
             kind,

@@ -12,10 +12,28 @@ if TYPE_CHECKING:
 WIDEST = 100
 """Columns of prose at most: longer lines are hard to read, however wide the terminal is."""
 _JOINED = "\N{NO-BREAK SPACE}"
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that steer a terminal, or turn the direction of what follows; not tabs and ends of lines."""
+
+
+def harmless(text: str) -> str:
+    """Write what would steer a terminal as what it is: names of people, classes and columns come from files.
+
+    >>> harmless("\x1b[2Jann")
+    '\\\\x1b[2Jann'
+    """
+    return _STEERING.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def cell(text: str) -> str:
+    """Write a name for a table of rich, in which brackets would be marks, and which may steer no terminal."""
+    from rich.markup import escape
+
+    return escape(harmless(text))
 
 
 def wrapped(text: str, console: Console, *, after: int = 0) -> str:
-    """Wrap text for a terminal; what stands between backticks is a command and stays in one line.
+    """Wrap text for a terminal, which it cannot steer; a command between backticks stays in one line.
 
     Args:
         text: One or more lines; those that fit stay as they are, points of a list are indented.
@@ -23,8 +41,9 @@ def wrapped(text: str, console: Console, *, after: int = 0) -> str:
         after: Columns that are taken in the first line already.
 
     Returns:
-        The text, unchanged where nobody reads it on a terminal.
+        The text, in the lines that it has where nobody reads it on a terminal.
     """
+    text = harmless(text)
     if not console.is_terminal:
         return text
     return "\n".join(

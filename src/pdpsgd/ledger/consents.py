@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select, update
 
 from pdpsgd._typing import FloatArray, IdArray, IntArray
 from pdpsgd.accounting.certificates import allowance
-from pdpsgd.budgets.budgets import Budgets, as_read
+from pdpsgd.budgets.budgets import WRITTEN_ALIKE, Budgets, as_read
 from pdpsgd.errors import fail, shown
 from pdpsgd.ledger import schema
 from pdpsgd.ledger.amounts import Amounts, allowed
@@ -88,8 +88,8 @@ def _check_written_alike(ids: IdArray, everybody: IdArray) -> None:
         if known is not None and everybody[known] != name:
             fail(
                 f"Expected one way to write each id. Got {shown(str(name))}, and {shown(str(everybody[known]))} is in "
-                "the ledger: they differ only in white space around them or in how letters are encoded. What this "
-                "person has spent stands under the latter: correct the list."
+                f"the ledger: they {WRITTEN_ALIKE}. What this person has spent stands under the latter: correct the "
+                "list."
             )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pdpsgd._typing import BoolArray, FloatArray, IdArray, IntArray
 from pdpsgd.accounting.base import Accountant
 from pdpsgd.accounting.history import Past
-from pdpsgd.budgets.budgets import Budgets, as_read
+from pdpsgd.budgets.budgets import WRITTEN_ALIKE, Budgets, as_read
 from pdpsgd.errors import check_positive, fail, shown
 from pdpsgd.planning.rounds import Level, Round
 from pdpsgd.planning.splitting import Group, last_at_most, split
@@ -232,8 +232,8 @@ def _check_written_alike(known: IdArray, unknown: IdArray) -> None:
         if read in place:
             fail(
                 f"Expected one way to write each id. Got {shown(str(name))} here and "
-                f"{shown(str(known[place[read]]))} there, which differ only in white space around them or in how "
-                "letters are encoded: what this person has spent there would be forgotten. Correct the list."
+                f"{shown(str(known[place[read]]))} there, which {WRITTEN_ALIKE}: what this person has spent there "
+                "would be forgotten. Correct the list."
             )
 
 
