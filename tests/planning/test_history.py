@@ -348,7 +348,7 @@ def test_people_of_earlier_plans_are_not_forgotten_because_they_are_written_othe
 ) -> None:
     others = [f"p{i}" for i in range(60)]
     first = plan(Budgets([1.0] * 61, ids=[before, *others]), steps=10, batch_size=10)
-    with pytest.raises(PdpsgdError, match=r"differ only in white space .* would be forgotten"):
+    with pytest.raises(PdpsgdError, match=r"differ only in white space.* would be forgotten"):
         plan(Budgets([2.0] * 61, ids=[now, *others]), steps=10, batch_size=10, history=[first])
     newcomer = plan(Budgets([2.0] * 61, ids=["ben", *others]), steps=10, batch_size=10, history=[first])
     assert {len(level.history) > 0 for level in newcomer.levels} == {True, False}
