@@ -14,6 +14,7 @@ from pdpsgd import Budgets, PdpsgdError, Plan, PrivacyEngine, plan
 
 lightning = pytest.importorskip("lightning", reason="the package lightning is not installed")
 
+from pdpsgd.integrations._lightning_checks import check_trainer  # noqa: E402
 from pdpsgd.integrations.lightning import make_private  # noqa: E402
 
 pytestmark = [
@@ -228,6 +229,13 @@ def test_what_would_change_gradients_is_refused(
     module = make_private(Classifier(), data_loader=loader, plan=made, budgets=budgets)
     with pytest.raises(PdpsgdError, match=message):
         trainer(**options).fit(module)
+
+
+def test_lightning_has_one_device() -> None:
+    check_trainer(trainer())
+    several = lightning.Trainer(accelerator="cpu", devices=2, logger=False)
+    with pytest.raises(PdpsgdError, match=r"Expected one device with Lightning\. Got 2"):
+        check_trainer(several)
 
 
 class Evaluated(Classifier):

@@ -195,6 +195,39 @@ def test_budgets_that_do_not_fit_are_refused(arguments: dict[str, Any], message:
     made.fit(np.ones((6, 1)), [0, 1] * 3, epsilon=2.0)
 
 
+def test_people_with_a_delta_each_are_named_with_it() -> None:
+    made = PersonalizedClassifier(feature_ranges=(0, 1), classes=[0, 1], **{**QUICK, "batch_size": 2})
+    people = {"groups": list("aabbcc"), "delta": [1e-5, 1e-6, 1e-5, 1e-5, 1e-5, 1e-5]}
+    with pytest.raises(PdpsgdError, match=r"one delta with a mapping.*\{person: \(epsilon, delta\)\}"):
+        made.fit(np.ones((6, 1)), [0, 1] * 3, epsilon={"a": 2.0, "b": 2.0, "c": 2.0}, **people)
+    each = {"a": (2.0, 1e-5), "b": (2.0, 1e-6), "c": (2.0, 1e-5)}
+    made.fit(np.ones((6, 1)), [0, 1] * 3, epsilon=each, groups=people["groups"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", "b"] * 3, r"Expected numbers in y\. Got \['a', 'b', 'a'\]"),
+        ([1.0, float("nan")] * 3, "Expected finite labels"),
+        ([1.0, float("inf")] * 3, "Expected finite labels"),
+    ],
+)
+def test_labels_that_are_no_numbers_are_refused(labels: list[Any], message: str) -> None:
+    made = PersonalizedRegressor(epsilon=2.0, feature_ranges=(0, 1), label_range=(0, 5), **QUICK)
+    with pytest.raises(PdpsgdError, match=message):
+        made.fit(np.ones((6, 2)), np.array(labels, dtype=object))
+
+
+def test_columns_without_any_value_are_refused_where_there_are_no_others() -> None:
+    rows = pandas.DataFrame({"age": [None] * 6, "job": [None] * 6})
+    made = PersonalizedClassifier(epsilon=2.0, classes=[0, 1], **{**QUICK, "batch_size": 2})
+    with pytest.raises(PdpsgdError, match="at least one column with values in X"):
+        made.fit(rows, [0, 1] * 3)
+    made.set_params(feature_ranges={"age": (0, 1)}, categories={"job": ["a"]}).fit(
+        rows.assign(age=0.5), [0, 1] * 3
+    )
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

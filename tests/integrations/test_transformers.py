@@ -36,7 +36,7 @@ from pdpsgd import Budgets, PdpsgdError, PrivacyEngine
 from pdpsgd.engine.optimizer import PrivateOptimizer
 from pdpsgd.integrations.padding import OneByOne, padded_to, public_length
 from pdpsgd.integrations.token_losses import IGNORED, mean_over_own_tokens
-from pdpsgd.integrations.transformers import PrivateTrainer
+from pdpsgd.integrations.transformers import PrivateTrainer, check_arguments
 from pdpsgd.ledger import Ledger
 
 transformers.logging.disable_progress_bar()
@@ -438,11 +438,76 @@ def test_two_ranks_of_torchrun_train_adapters_as_one_process_does(tmp_path):
         ({"neftune_noise_alpha": 5.0}, "Expected neftune_noise_alpha=None"),
         ({"auto_find_batch_size": True}, "would follow from the records"),
         ({"max_grad_norm": 0.0}, "it is the clipping norm"),
+        ({"include_num_input_tokens_seen": "all"}, "how many tokens people have is not protected"),
     ],
 )
 def test_arguments_that_would_break_the_promise_are_refused(make, said, message):
     with pytest.raises(PdpsgdError, match=message):
         make(said=said)
+
+
+def test_one_process_has_one_device(tmp_path):
+    said = arguments(tmp_path)
+    check_arguments(said)
+    said._n_gpu = 2
+    with pytest.raises(PdpsgdError, match="Expected one device per process"):
+        check_arguments(said)
+
+
+def test_gradients_are_whole_on_each_rank(tmp_path):
+    said = arguments(tmp_path)
+    said.fsdp = ["full_shard"]
+    with pytest.raises(PdpsgdError, match=r"Expected no fsdp.*Got \['full_shard'\]"):
+        check_arguments(said)
+
+
+def test_a_model_is_not_made_anew_for_each_trial(budgets, records, tmp_path):
+    more = {"train_dataset": records, "budgets": budgets, "person_column": "author", "max_length": LENGTH}
+    trainer = PrivateTrainer(model_init=classifier, args=arguments(tmp_path), **more)
+    with pytest.raises(PdpsgdError, match="each of its trials would spend people's budgets"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("more", "how", "message"),
+    [
+        ({}, {"trial": {"learning_rate": 1.0}}, "each of its trials would spend people's budgets"),
+        (
+            {},
+            {"resume_from_checkpoint": True},
+            r"Expected a run in output_dir to go on with\. Got '.*out', where none",
+        ),
+        ({"train_dataset": None}, {}, "Expected a train_dataset"),
+        (
+            {"train_dataset": [1] * PEOPLE, "person_column": None},
+            {},
+            r"Expected records that are mappings, such as a dict of columns\. Got int",
+        ),
+        (
+            {
+                "plan_options": {"mechanism": "adapdp", "rounds": 4, "weights": (0.9, 0.1)},
+                "said": {"max_steps": -1, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 1},
+            },
+            {},
+            "Expected a plan that trains one model",
+        ),
+        ({"budgets": None, "ledger": "people.ledger"}, {}, "Expected budgets, or a plan, with a ledger"),
+        (
+            {"data_collator": lambda rows: {"labels": torch.tensor(len(rows))}},
+            {},
+            r"one row for one record as 'labels'\. Got a tensor of shape \(\)",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_spent(
+    make, tmp_path, monkeypatch, more, how, message
+):
+    monkeypatch.chdir(tmp_path)
+    Ledger.create("people.ledger")
+    with pytest.raises(PdpsgdError, match=message):
+        make(**more).train(**how)
+    assert not (tmp_path / "out/private/checkpoint.safetensors").exists()
+    assert not Ledger("people.ledger").runs()
 
 
 def test_people_are_known_before_anything_is_trained(make, records, budgets, tmp_path):
