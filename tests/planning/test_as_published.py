@@ -49,6 +49,34 @@ def test_a_tampered_as_published_plan_is_refused() -> None:
         verify(Plan.from_json(json.dumps(document)))
 
 
+def test_nobody_is_in_more_rounds_than_their_budget_pays() -> None:
+    made = plan_as_published(
+        Budgets.exponential(500), "pdp-sgd-fixed", steps=50, batch_size=20, rounds=3, seed=1
+    )
+    verify(made)
+    with pytest.raises(PromiseBroken, match=r"levels\[\d+\] is in more rounds than its budget"):
+        verify(replace(made, rounds=made.rounds * 2))
+
+
+@pytest.mark.parametrize(
+    ("budgets", "message"),
+    [
+        (
+            Budgets([1.0, 1.0], [1e-5, 1e-6]),
+            "one delta for all: the paper has no others. Got 1e-06 and 1e-05",
+        ),
+        (
+            Budgets([1.0, float("inf")], allow_infinite=True),
+            "finite budgets: the paper has no others. Got epsilon=inf",
+        ),
+    ],
+)
+def test_budgets_that_the_paper_has_not_are_refused(budgets: Budgets, message: str) -> None:
+    with pytest.raises(PdpsgdError) as caught:
+        plan_as_published(budgets, "adapdp", steps=5)
+    assert message in str(caught.value)
+
+
 def test_as_published_coins_follow_the_seed() -> None:
     budgets = Budgets.exponential(500)
     options = {"steps": 50, "batch_size": 20, "rounds": 2}

@@ -205,6 +205,13 @@ def test_idp_scale_clips_instead_of_drawing_more_often() -> None:
         ({"mechanism": "adapdp", "schedule": [(10, 1.0, 1.0)]}, "pdp-sgd-exact"),
         ({"drawn": "epoch"}, "drawn='epoch'"),
         ({"max_grad_norm": -1}, "max_grad_norm=-1"),
+        ({"drawn": "round", "noise_multiplier": 1.0}, 'noise or schedule goes with drawn="step"'),
+        ({"drawn": "round", "schedule": [(3, 1, 1), (2, 1, 1)]}, 'noise or schedule goes with drawn="step"'),
+        ({"drawn": "round", "batch_size": 501}, "at most 500, the people expected in a round. Got 501"),
+        ({"schedule": []}, "at least one round in the schedule. Got an empty one"),
+        ({"schedule": [(3, 1, 1), (2, 1, 1)], "steps": 6}, "schedule's 5, or left out. Got steps=6"),
+        ({"noise_multiplier": 1e-3, "batch_size": 250}, "these budgets do not allow 250 people a step"),
+        ({"batch_size": 1e-300}, "under these budgets 1e-300 people a step would need next to no noise"),
     ],
 )
 def test_impossible_requests_are_refused_with_the_value(options: dict, message: str) -> None:
@@ -213,9 +220,27 @@ def test_impossible_requests_are_refused_with_the_value(options: dict, message: 
     assert message in str(caught.value)
 
 
-def test_nobody_to_train_on_is_refused() -> None:
-    with pytest.raises(PdpsgdError, match="nobody to train on"):
-        plan(Budgets([0.0, 0.0]))
+@pytest.mark.parametrize("mechanism", list(MECHANISMS))
+def test_nobody_to_train_on_is_refused(mechanism: str) -> None:
+    with pytest.raises(PdpsgdError, match="Expected a budget that is left"):
+        plan(Budgets([0.0] * 10), mechanism=mechanism)
+    with pytest.raises(PdpsgdError, match="Expected somebody with a finite budget"):
+        plan(Budgets([math.inf] * 10, allow_infinite=True), mechanism=mechanism)
+
+
+@pytest.mark.parametrize("mechanism", ["pdp-sgd-exact", "idp-scale"])
+def test_budgets_that_no_noise_keeps_are_refused_with_the_largest(mechanism: str) -> None:
+    budgets = Budgets([0.005] * 20 + [0.01] * 20, 1e-300)
+    with pytest.raises(PdpsgdError, match=r"left of epsilon=0\.01 at delta=1e-300"):
+        plan(budgets, mechanism=mechanism, steps=5, batch_size=20)
+    plan(Budgets([0.005] * 20 + [0.01] * 20, 1e-9), mechanism=mechanism, steps=5, batch_size=20)
+
+
+def test_levels_are_at_least_as_many_as_deltas_and_infinity_need() -> None:
+    budgets = Budgets([1.0, 2.0, math.inf], [1e-5, 1e-5, 1e-6], allow_infinite=True)
+    with pytest.raises(PdpsgdError, match=r"Expected max_levels >= 2 for these budgets\. Got 1"):
+        plan(budgets, max_levels=1, steps=3, batch_size=1)
+    assert len(plan(budgets, max_levels=2, steps=3, batch_size=1).levels) == 2
 
 
 def test_a_batch_of_everybody_has_the_noise_it_needs_and_no_more() -> None:

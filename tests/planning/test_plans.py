@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +182,21 @@ def test_a_prefix_of_a_plan_drops_what_is_no_longer_proven(small: Plan) -> None:
     assert half.steps == 25
     assert all(level.proven_epsilon is None for level in half.levels)
     assert half.verify().epsilon[2] < small.verify().epsilon[2]
+
+
+def test_who_has_nothing_left_is_known_of_a_plan_with_people(small: Plan) -> None:
+    with pytest.raises(PdpsgdError, match=r"attach them with plan\.with_people\(budgets\)"):
+        Plan.from_json(small.to_json()).people_with_nothing_left()
+    some = Budgets([0.0, 1.0], ids=["ann", "bob"])
+    assert plan(some, steps=3, batch_size=1).with_people(some).people_with_nothing_left() == ["ann"]
+
+
+def test_a_file_that_is_no_plan_is_named(small: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(small.to_json())
+    assert Plan.read(tmp_path / "plan.json") == small
+    (tmp_path / "plan.json").write_text(small.to_json().replace('"steps"', '"stops"'))
+    with pytest.raises(PdpsgdError, match=r"plan\.json: .*steps"):
+        Plan.read(tmp_path / "plan.json")
 
 
 def test_values_that_are_no_budgets_are_refused(small: Plan) -> None:

@@ -92,10 +92,11 @@ def plan_as_published(
     check_one_of(tuple(PUBLISHED_LOSSES), mechanism_as_published=mechanism)
     chosen = threshold_loss(weights, loss) or PUBLISHED_LOSSES[mechanism]
     by = accountant_by_name(accountant)
-    if np.unique(budgets.delta).size > 1 or not np.isfinite(budgets.epsilon).all():
-        fail(
-            "Expected one delta for all and finite budgets: the paper has no others. Got several, or infinity."
-        )
+    deltas = np.unique(budgets.delta).tolist()
+    if len(deltas) > 1:
+        fail(f"Expected one delta for all: the paper has no others. Got {deltas[0]:g} and {deltas[1]:g}.")
+    if not np.isfinite(budgets.epsilon).all():
+        fail("Expected finite budgets: the paper has no others. Got epsilon=inf.")
     delta = float(budgets.delta[0])
     levels, level = make_levels(budgets, max_levels)
     left = levels.epsilon[level].copy()

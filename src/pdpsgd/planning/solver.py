@@ -81,6 +81,7 @@ def solve_rates(
     sigma, segments = search.noise() if noise_multiplier is None else search.steps(noise_multiplier)
     rates = np.zeros(len(levels))
     rates[usable] = search.final_rates(sigma, segments)
+    check_some_noise_serves(rates, wanted)
     return [levels.round(s.steps, sigma * s.noise, np.minimum(1.0, rates * s.batch_size)) for s in segments]
 
 
@@ -90,6 +91,17 @@ def usable_levels(levels: Levels) -> IntArray:
     if not usable.size:
         fail("Expected a budget that is left. Every budget is 0 or spent, so there is nobody to train on.")
     return usable
+
+
+def check_some_noise_serves(found: FloatArray, levels: Levels) -> None:
+    """Refuse budgets of which every level got nothing: its rate, or the inverse of its noise, is 0."""
+    if not found.any():
+        top = int(np.argmax(levels.epsilon))
+        fail(
+            "Expected budgets that some noise keeps. Got none, by this accountant: with the most noise that is tried, "
+            f"these steps cost more than is left of epsilon={levels.epsilon[top]:g} at delta={levels.delta[top]:g}. "
+            "Larger epsilons or deltas would help, or fewer steps or a smaller batch."
+        )
 
 
 def check_batch_size(batch_size: float, levels: Levels) -> None:

@@ -14,7 +14,7 @@ from pdpsgd.errors import fail
 from pdpsgd.planning.levels import Levels
 from pdpsgd.planning.mechanisms.base import Request
 from pdpsgd.planning.rounds import Round
-from pdpsgd.planning.solver import check_batch_size, largest_within, usable_levels
+from pdpsgd.planning.solver import check_batch_size, check_some_noise_serves, largest_within, usable_levels
 
 VERIFIABLE = 1e-4
 """Targets are lowered by this share: at rate 1 costs are exact, and the verifier's finer grid adds 2.5e-5."""
@@ -87,6 +87,5 @@ def at_one_rate(request: Request, mechanism: str) -> OneRate:
         inverse_noise[level] = largest_within(
             cost, target, min(guess, 20.0), base=float(spent[level]), highest=20.0
         )
-    if not inverse_noise.any():
-        fail("No noise keeps these budgets at this rate: ask for fewer steps or a smaller batch.")
+    check_some_noise_serves(inverse_noise, used)
     return OneRate(levels, usable, used.people, inverse_noise, rate, request.steps)

@@ -24,6 +24,7 @@ def threshold_rounds(request: Request, loss: Loss, *, fresh_model: bool = False)
             "A schedule of rounds goes with pdp-sgd-exact: this mechanism chooses its own rounds. "
             "Give `rounds` instead."
         )
+    request.everybody()  # refused where nothing is left for anybody
     request = replace(request, loss=request.loss or loss)
     rounds: list[Round] = []
     for steps in split_evenly(request.steps, request.rounds):
