@@ -128,6 +128,9 @@ TIERS = "plan --people 50 --steps 5 --batch-size 10 --quiet"
     ("command", "message"),
     [
         ("audit old.json --confidence 1", "Expected --confidence above 0 and below 1. Got 1.0."),
+        ("audit old.json --chart x.gif", "ends in .svg, .png or .html. Got 'x.gif'."),
+        ("advise people.csv --id-column person --chart x.gif", "ends in .svg, .png or .html. Got 'x.gif'."),
+        ("ledger show --chart x.gif", "ends in .svg, .png or .html. Got 'x.gif'."),
         (
             "audit old.json --individual",
             "Expected the folder of a run, for --individual. Got 'old.json': norms are kept there alone.",
@@ -376,6 +379,20 @@ def test_promises_that_are_not_the_plans_are_told_to_nobody_and_audited_for_nobo
         assert message in words(result), (command, words(result))
         assert "promises.csv" in words(result)
         assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("name", "code", "runs"), [("plan.gif", 2, []), ("plan.SVG", 0, ["reserved"])])
+def test_nothing_is_reserved_for_a_plan_whose_chart_cannot_be_drawn(
+    place: Path, tmp_path: Path, name: str, code: int, runs: list[str]
+) -> None:
+    where = tmp_path / "people.ledger"
+    assert call(f"ledger init --ledger {where}").exit_code == 0
+    assert call(f"ledger enroll people.csv --ledger {where}").exit_code == 0
+    chart = tmp_path / "charts" / name
+    result = call(f"plan --ledger {where} --reserve spring --steps 2 --batch-size 20 --quiet --chart {chart}")
+    assert result.exit_code == code, result.output
+    assert [run.state for run in Ledger(where).runs()] == runs
+    assert chart.exists() == (code == 0)
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can make one")

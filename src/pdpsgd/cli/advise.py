@@ -79,7 +79,7 @@ def advise(
 
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     if chart is not None:
-        shared.check_output(chart, "--chart")
+        shared.check_chart(chart)
     shape, classes, id_column = _shape(file, options, people)
     budgets = replace(people, id_column=id_column).read_list(file) if id_column else people.read_list(file)
     if options.test_share is not None:

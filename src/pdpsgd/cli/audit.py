@@ -9,7 +9,7 @@ import typer
 
 from pdpsgd.cli import shared
 from pdpsgd.cli.shared import option
-from pdpsgd.errors import check_one_of, fail
+from pdpsgd.errors import fail
 from pdpsgd.training.options import OUTPUT
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def audit(
     if not 0 < confidence < 1:
         fail(f"Expected --confidence above 0 and below 1. Got {confidence!r}.")
     if chart is not None:
-        shared.check_output(chart, "--chart")
-        check_one_of((".svg", ".png", ".html"), chart=chart.suffix)
+        shared.check_chart(chart)
     plan, settings = plan_and_settings(run)
     shared.say_other_version(run, screen)
     data = data or _benchmark(named_in(settings, "data"))
@@ -246,10 +245,10 @@ def _draw(result: AuditResult, chart: Path) -> None:
     from pdpsgd.reporting.charts.audit import proven_against_measured
 
     drawn = proven_against_measured(result)
-    if chart.suffix == ".html":  # with everything in it, so that it opens offline
-        drawn.save(str(chart), inline=True)
+    if chart.suffix.lower() == ".html":  # with everything in it, so that it opens offline
+        drawn.save(str(chart), format="html", inline=True)
     else:
-        drawn.save(str(chart))
+        drawn.save(str(chart), format="svg" if chart.suffix.lower() == ".svg" else "png")
 
 
 def _benchmark(name: object) -> str | None:

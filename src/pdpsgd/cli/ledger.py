@@ -167,6 +167,8 @@ def show(
     from pdpsgd.ledger import Ledger
 
     opened, screen = Ledger(ledger), _screen(json_file)
+    if chart is not None:
+        shared.check_chart(chart)
     if person is not None:
         found = opened.person(person)
         _show_person(found, screen)

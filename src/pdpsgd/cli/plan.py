@@ -150,7 +150,7 @@ def plan(
     screen = shared.Screen(quiet=quiet, json_file=json_file)
     allows = None
     if chart is not None:
-        shared.check_output(chart, "--chart")
+        shared.check_chart(chart)
     if file is not None and file.suffix.lower() == ".json":
         made = shared.read_plan(file)
     elif ledger.ledger is not None:

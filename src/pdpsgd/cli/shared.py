@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pdpsgd.training.run_folder import RunFolder
 
 PEOPLE = "People and budgets"
+CHARTS = (".svg", ".png", ".html")
 
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:
@@ -355,6 +356,13 @@ def check_output(path: Path, named: str) -> None:
         )
     if is_folder or not path.name:
         fail(f"Expected a file to write for {named}. Got {str(path)!r}, which is a folder.")
+
+
+def check_chart(path: Path) -> None:
+    """Refuse the name of a chart before anything is computed, or reserved in a ledger, whose chart it is to be."""
+    check_output(path, "--chart")
+    if path.suffix.lower() not in CHARTS:
+        fail(f"Expected a chart file that ends in .svg, .png or .html. Got {str(path)!r}.")
 
 
 def write_file(path: Path, content: str | bytes) -> None:

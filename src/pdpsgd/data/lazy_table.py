@@ -71,8 +71,6 @@ def encode_lazily(
             targets.add(encode_label(frame, schema, source))
             ids.append(_places(frame, source) if schema.id_column is None else raw_ids(frame, schema, source))
             notes = notes_on(frame, schema, leave_out)
-        if not ids:
-            fail(f"Expected at least one row in {path.name}. Got none.")
         joined = np.concatenate(ids)
         check_ids(joined, Source(path.name), people=None, repeated_ids=repeated_ids)
         return TabularData(

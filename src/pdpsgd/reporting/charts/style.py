@@ -114,7 +114,7 @@ def save(picture: Chart, path: Path, palette: Palette) -> None:
             text = drawn.to_html(inline=True, embed_options={"renderer": "svg", "actions": False})
             path.write_text(text.replace("<head>", f"<head>\n{FITS_A_PHONE}", 1), encoding="utf-8")
         else:
-            drawn.save(str(path), **({"scale_factor": 2} if kind == "png" else {}))
+            drawn.save(str(path), format=kind, **({"scale_factor": 2} if kind == "png" else {}))
     except OSError as error:
         fail(f"Expected to be able to write {str(path)!r}. Got: {error.strerror}.")
 
