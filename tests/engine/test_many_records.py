@@ -21,6 +21,7 @@ from pdpsgd.engine.observers import StepObserver
 from pdpsgd.engine.privacy_engine import PrivacyEngine
 from pdpsgd.engine.records import match_many_records
 from pdpsgd.errors import PdpsgdError
+from pdpsgd.gradients.native import dispatch as native
 from tests.engine.conftest import Private, Rows, make_data, make_module, make_plan, weights
 
 PEOPLE = 12
@@ -203,6 +204,38 @@ def test_the_rows_of_others_are_the_same_whatever_somebody_has(private: Make, re
     bound = 2 * rows * (rows + 2) * 2**-24
     assert (totals[0] - totals[1]).norm() <= bound
     assert (totals[0] - totals[2]).norm() <= bound
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("power", [26, 40, 50, 60])
+def test_records_that_cancel_round_away_nothing_of_others(
+    private: Make, power: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added one after the other, 2^50 and its opposite leave no digit of a sum that others are in."""
+    if not is_compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
+    torch.manual_seed(0)
+    targets, whose = torch.randn(41, 1000), np.r_[0, np.arange(40)]
+    sums = []
+    for size in (2.0**power, 0.0):
+        targets[0], targets[1] = size, -size
+        double = Recording(inner=WithoutNoise())
+        with released_by(double):
+            run = private(
+                module=nn.Linear(1, 1000),
+                data=(torch.zeros(41, 1), targets),
+                plan=make_plan(people=40, rates=(1.0,), steps=1),
+                record_ids=whose,
+                records_per_person=2,
+                loss_reduction="sum",
+            )
+        nn.init.zeros_(run.module.bias)
+        for inputs, wanted in run.loader:
+            run.optimizer.zero_grad()
+            (run.module(inputs) - wanted).square().sum().backward()
+            run.optimizer.step()
+        sums.append(torch.cat([total.flatten() for total in double.totals[0]]).double())
+    assert float((sums[0] - sums[1]).norm()) < 2.0**-20  # of a clipping norm of 1
 
 
 def test_any_dataset_and_loader_will_do(private: Make) -> None:

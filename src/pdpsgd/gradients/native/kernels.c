@@ -187,7 +187,8 @@ void group_squares(int64_t groups, const int64_t *starts, int64_t left_width, in
     }
 }
 
-/* The squared norm of the sum of these rows, with a bound on its rounding: rows may cancel. */
+/* The squared norm of the sum of these rows, with a bound on its rounding: rows may cancel. That is much more than
+ * adding them can be off by, so that rows that cancel get small weights: each is added to a total in which others are. */
 static double sum_square(long first, long last, long width, const float *values)
 {
     if (last - first == 1)
@@ -201,8 +202,8 @@ static double sum_square(long first, long last, long width, const float *values)
     }
     for (long i = first; i < last; i++)
         terms += __builtin_sqrt(sum_of_squares(values + i * width, width));
-    double norm = __builtin_sqrt(total) + (last - first) * 0x1p-52 * terms;
-    return norm * norm;
+    double size = last - first;
+    return total + (size * size + 8) * 0x1p-52 * terms * terms;
 }
 
 static void sum_rows(long rows, long width, const float *values, float *restrict sum)
