@@ -189,6 +189,10 @@ TIERS = "plan --people 50 --steps 5 --batch-size 10 --quiet"
             "Expected texts (--schema with a column of kind 'text') with --finetune. Got a schema without.",
         ),
         (f"{TRAIN} --finetune lora", "Expected texts (--text COLUMN) with --finetune. Got data without."),
+        (
+            "report counted -o no/such/x.html",
+            "Expected a folder that is there, to write 'no/such/x.html' into.",
+        ),
         ("report counted --letters l --output x.html", "Expected --letters without --output"),
         ("report counted --person p1 --ledger nowhere", "Got none at 'nowhere': name it with --ledger."),
         ("report counted --person p1 --ledger other.ledger", "Got another one, other.ledger: name it with"),

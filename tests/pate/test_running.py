@@ -13,7 +13,15 @@ import torch
 from pdpsgd import Budgets, Ledger, PdpsgdError
 from pdpsgd.data.benchmarks import load
 from pdpsgd.engine.distributed import Ranks
-from pdpsgd.pate import MECHANISMS, VotePlan, VoteSettings, plan_votes, run_pate, train_student
+from pdpsgd.pate import (
+    MECHANISMS,
+    VotePlan,
+    VoteSettings,
+    assign_people,
+    plan_votes,
+    run_pate,
+    train_student,
+)
 
 DIGITS = load("digits")
 PEOPLE = DIGITS.train_inputs[:1000], DIGITS.train_targets[:1000]
@@ -308,3 +316,15 @@ def test_teachers_who_agree_on_nothing_leave_no_student(monkeypatch: pytest.Monk
     )
     with pytest.raises(PdpsgdError, match=r"questions at least. Got none: the teachers do not agree"):
         run(seed=0)
+
+
+def test_nobody_is_with_one_teacher_twice() -> None:
+    planned = plan_votes(BUDGETS, "i-pate-upsample", settings=SETTINGS)
+    most = max(planned.copies)
+    level = planned.plan.level_of_person(BUDGETS)
+    fewer = replace(planned, settings=replace(planned.settings, teachers=most - 1))
+    with pytest.raises(PdpsgdError, match=rf"Expected at least {most} teachers\. Got {most - 1}\."):
+        assign_people(fewer, level, seed=0)
+    just = replace(planned, settings=replace(planned.settings, teachers=most))
+    for teacher in assign_people(just, level, seed=0):
+        assert len(np.unique(teacher.people)) == len(teacher.people)
