@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from pdpsgd import Budgets, PdpsgdError, plan
 from pdpsgd.accounting.history import Exposure
@@ -253,6 +255,33 @@ def test_settings_that_speak_against_a_release_are_believed_before_the_result(
     page = words(run_page(replace(kept, settings={**run.settings, **settings})))
     assert "The promise is proven" not in page
     assert "This run is not for release." in page
+
+
+def test_what_settings_and_weights_say_against_a_release_outweighs_exceptions(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(run_folder, folder)
+    run = read_run(folder)
+    excepting = verdict(
+        run.plan, verified=True, in_ledger=run.result["ledger"]["id"], without_promise=3
+    ).to_dict()
+    kept = replace(run, result={**run.result, "verdict": excepting}, audit=None)
+    assert "The promise holds for" in words(run_page(kept))
+    assert "This run is not for release." in words(
+        run_page(replace(kept, settings={**run.settings, "seed": 3}))
+    )
+    weights = folder / "public" / "model.safetensors"
+    with safe_open(weights, framework="numpy") as file:
+        said = json.loads(file.metadata()["pdpsgd"])
+    save_file(
+        load_file(weights),
+        weights,
+        {"pdpsgd": json.dumps({**said, "not_for_release": "Noise was left out."})},
+    )
+    page = words(run_page(replace(kept, weights_say=read_run(folder).weights_say)))
+    assert "This run is not for release." in page
+    assert "Noise was left out." in page
 
 
 def test_infinite_budgets_and_people_who_are_never_used_fit_on_the_page(run_folder: Path) -> None:

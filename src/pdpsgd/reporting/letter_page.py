@@ -138,7 +138,7 @@ def _top(head: Letterhead, promise: Promise) -> str:
 
 def _warning(head: Letterhead) -> list[str]:
     """Say that nothing is promised, if the run's own verdict says so."""
-    found = head.run.result.get("verdict") or {}
+    found = head.run.verdict or {}
     if found.get("outcome") in (HOLDS, EXCEPT) and head.run.plan.not_for_release is None:
         return []
     return [

@@ -147,7 +147,7 @@ def _runs(runs: Sequence[Run], names: tuple[str, str]) -> list[str]:
         return (name, str(run.settings.get("date", "")), run.plan.mechanism, f"{run.plan.people:,}")
 
     def said(name: str, run: Run) -> str:
-        found = run.result.get("verdict")
+        found = run.verdict
         return f"{name}: {found['text'] if found else 'no verdict.'}"
 
     rows = [row(name, run) for name, run in zip(names, runs, strict=True)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdpsgd.errors import fail
-from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE, verdict
+from pdpsgd.planning.verdict import EXCEPT, NOT_FOR_RELEASE
 from pdpsgd.reporting import charts, parts
 from pdpsgd.reporting.audit import audit_parts
 from pdpsgd.reporting.charts import PAGE
@@ -124,23 +124,13 @@ def _verdict(run: Run, check: Check) -> str:
         said = " ".join(f"{alarm}." for alarm in run.audit["alarms"])
         why = "Training is not what was proven, or the alarm is false: audit again, with another seed. Do not publish."
         return parts.verdict(False, "An audit of this run raised an alarm.", f"{said} {why}")
-    found = run.result.get("verdict")
+    found = run.verdict
     if found is None:
         return parts.verdict(
             False,
             "This run has no verdict.",
             "It was made by an earlier version. To publish a model, train again.",
         )
-    # What plan and settings themselves say against it, whatever the run's result says.
-    of_plan = verdict(
-        plan,
-        verified=True,
-        seeded=run.settings.get("seed") is not None,
-        weak_generator="a generator that is not secure" if run.settings.get("secure") is False else None,
-        in_ledger=(run.result.get("ledger") or {}).get("id"),
-    )
-    if found["outcome"] == HOLDS and of_plan.outcome != HOLDS:
-        found = of_plan.to_dict()
     assumed = [*(found.get("assumed") or []), *(found.get("beside") or [])]
     reasons = " ".join([*(reason["sentence"] for reason in found["reasons"]), *assumed])
     if found["outcome"] == NOT_FOR_RELEASE:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdpsgd.errors import fail, shown
+from pdpsgd.planning.verdict import EXCEPT, HOLDS, NOT_FOR_RELEASE, verdict
 from pdpsgd.training.run_folder import RunFolder, without_people
 
 if TYPE_CHECKING:
     from pdpsgd.planning.plans import Plan
+
+_OUTCOMES = (HOLDS, EXCEPT, NOT_FOR_RELEASE)
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,33 @@ class Run:
     result: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]]
     audit: Mapping[str, Any] | None = None
+    weights_say: str | None = None
+    """What the file of the model says against its release."""
 
     @property
     def evaluation(self) -> Mapping[str, Any]:
         """Figures on test people; empty where there were none."""
         return self.result.get("evaluation") or {}
+
+    @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        """The worst of what the result, the plan with the settings, and the weights say; None before verdicts were."""
+        found: Mapping[str, Any] | None = self.result.get("verdict")
+        if found is None:
+            return None
+        of_plan = verdict(
+            self.plan,
+            verified=True,
+            seeded=self.settings.get("seed") is not None,
+            weak_generator="a generator that is not secure" if self.settings.get("secure") is False else None,
+            in_ledger=(self.result.get("ledger") or {}).get("id"),
+        )
+        if self.weights_say is not None:
+            of_plan = of_plan.with_reason(
+                "weights", f"The model's file speaks against it: {self.weights_say}"
+            )
+        is_worse = _OUTCOMES.index(of_plan.outcome) > _OUTCOMES.index(found["outcome"])
+        return of_plan.to_dict() if is_worse else found
 
 
 def read_run(folder: str | Path) -> Run:
@@ -48,9 +74,22 @@ def read_run(folder: str | Path) -> Run:
         result=place.read_result(),
         history=place.read_history(),
         audit=place.read_audit(),
+        weights_say=_said_by_weights(place.model),
     )
     _check_one_run(run, str(root))
     return run
+
+
+def _said_by_weights(weights: Path) -> str | None:
+    """Read what the file of a model says against its release; nothing where it cannot be read, or says nothing."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            said = json.loads((file.metadata() or {}).get("pdpsgd", "{}")).get("not_for_release")
+    except (OSError, SafetensorError, ValueError, AttributeError, RecursionError):
+        return None
+    return None if said is None else str(said)
 
 
 def _check_one_run(run: Run, place: str) -> None:
