@@ -73,16 +73,20 @@ def test_no_contribution_is_above_its_clipping_norm(
     assert contribution(module, loss, inputs, 1, clip_norm) <= clip_norm
 
 
-@pytest.mark.parametrize("cheaper", [True, False])
-def test_positions_that_cancel_do_not_hide_a_gradient(cheaper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [(20, 9), (66, 34)])  # few positions that are added up, or multiplied
+@pytest.mark.parametrize("factored", [True, False])
+def test_positions_that_cancel_do_not_hide_a_gradient(
+    factored: bool, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two huge positions cancel up to rounding: the sum's rounding error must count as gradient."""
-    monkeypatch.setattr("pdpsgd.gradients.per_example.gram_is_cheaper", lambda *_, **__: cheaper)
+    for place in ("per_example.gram_is_cheaper", "native.dispatch.takes_products"):
+        monkeypatch.setattr(f"pdpsgd.gradients.{place}", lambda *_: factored)
     for seed in range(40):
         torch.manual_seed(seed)
-        module = nn.Linear(33, 17)
-        rows = torch.randn(2, 1, 33)
-        inputs = torch.cat([rows, rows * (1 + 10.0 ** -(seed % 8)), torch.randn(2, 2, 33) * 1e-4], 1)
-        direction = torch.randn(17)
+        module = nn.Linear(*sizes)
+        rows = torch.randn(2, 1, sizes[0])
+        inputs = torch.cat([rows, rows * (1 + 10.0 ** -(seed % 8)), torch.randn(2, 2, sizes[0]) * 1e-4], 1)
+        direction = torch.randn(sizes[1])
 
         def loss(outputs: Tensor, direction: Tensor = direction) -> Tensor:
             return 1e3 * ((outputs[:, 0] - outputs[:, 1]) @ direction).sum() + outputs[:, 2:].sum()

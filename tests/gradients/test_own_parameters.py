@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients.clipping import ClippedGradients
+from pdpsgd.gradients.per_example import Blocks
 from pdpsgd.gradients.rules import own_parameters
 from tests.gradients.test_groups import compare
 
@@ -77,6 +78,16 @@ def routed(self: Own, x: Tensor) -> Tensor:
     return torch.einsum("bteh,ehd->btd", hidden, self.p[1]) + torch.einsum("hd,btd->bth", self.p[2], x)
 
 
+def experts(self: Own, x: Tensor) -> Tensor:
+    """Matrices of which each is given something of its own; their numbers in three orders."""
+    hidden = torch.einsum("b...d,edh->b...eh".replace("...", "t" * (x.dim() - 2)), x, self.p[0])
+    for place, equation in enumerate(("beh,ehd->bed", "bed,edh->beh", "beh,hed->bed"), 1):
+        if x.dim() == 3:
+            equation = equation.replace("b", "bt")
+        hidden = torch.tanh(torch.einsum(equation, hidden, self.p[place]))
+    return hidden.sum(-2)
+
+
 def attended(self: Own, x: Tensor) -> Tensor:
     queries, keys = self.p[0].expand(len(x), -1, -1), self.after(x)
     seen = F.scaled_dot_product_attention(queries[:, None], keys[:, None], x[:, None], self.p[1])
@@ -110,6 +121,8 @@ USES: dict[str, tuple[type[Own], tuple[int, ...]]] = {
     "looked up": (of(looked_up, (3, WIDTH)), (TIME, 3)),
     "convolved": (of(convolved, (WIDTH, WIDTH, 3), (WIDTH,)), (TIME, 3)),
     "routed": (of(routed, (2, WIDTH, 6), (2, 6, WIDTH), (WIDTH, WIDTH)), (TIME, 3)),
+    "experts": (of(experts, (3, WIDTH, 9), (3, 9, 8), (3, 8, 9), (9, 3, 8)), (3,)),
+    "experts over positions": (of(experts, (3, WIDTH, 9), (3, 9, 8), (3, 8, 9), (9, 3, 8)), (TIME, 3)),
     "attended": (of(attended, (2, WIDTH), (2, TIME), (3, WIDTH)), (TIME, 3)),
     "filtered": (of(filtered, (TIME, WIDTH)), (TIME, 3)),
     "normalized": (of(normalized, (WIDTH,), (WIDTH,), (TIME,)), (TIME, 3)),
@@ -163,6 +176,58 @@ def test_each_example_has_its_own_gradient(name: str, batch: int, oracle: Any, l
 def test_a_persons_records_are_added_up(name: str, oracle: Any) -> None:
     kind, shape = USES[name]
     compare(oracle, kind(), torch.randn(7, *shape), [1, 4, 2], reduction="sum", tolerance=4e-5)
+
+
+@pytest.mark.parametrize("name", ["experts", "experts over positions"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_experts_in_one_tensor_are_never_materialized(name: str, dtype: torch.dtype, oracle: Any) -> None:
+    kind, shape = USES[name]
+    module, inputs = kind().to(dtype), torch.randn(6, *shape, dtype=dtype)
+    oracle.check(module, inputs, tolerance=2e-4 if dtype == torch.float32 else 1e-10)
+    clipped = ClippedGradients(module)
+    module(inputs).sum().backward()
+    found = {id(parameter): gradient for parameter, gradient in clipped._gradients("sum", 6)}
+    assert all(isinstance(found[id(parameter)], Blocks) for parameter in list(module.p)[1:])
+    clipped.remove()
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a product of two small matrices beside it, as adapters are often written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 6).requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(6, 2))
+        self.scale = nn.Parameter(torch.randn(6), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs) + self.scale * ((inputs @ self.down.t()) @ self.up.t())
+        return outputs
+
+
+def test_frozen_layers_inside_a_module_do_not_leave_it_to_the_general_rule(
+    oracle: Any, left: list[str]
+) -> None:
+    module = nn.Sequential(nn.Linear(4, 3), Adapted(), nn.Tanh(), nn.Linear(6, 2)).double()
+    for batch in (1, 3, 6):
+        oracle.check(module, torch.randn(batch, TIME, 4, dtype=torch.float64))
+    assert not left
+
+
+@pytest.mark.parametrize("name", ["experts", "experts over positions"])
+def test_views_of_experts_are_added_up(name: str) -> None:
+    kind, shape = USES[name]
+    module, inputs = kind().double(), torch.randn(6, *shape, dtype=torch.float64)
+    clipped = ClippedGradients(module)
+    sums = []
+    for views in (1, 2):
+        clipped.zero_sums()
+        module(inputs).square().sum().backward()
+        norms = torch.full((6 // views,), 1e6)
+        clipped.clipped_sum(norms, largest_clip_norm=1e6, loss_reduction="sum", views=views)
+        sums.append(clipped.flat_sums[0].clone())
+    assert torch.allclose(sums[0], 2 * sums[1], rtol=1e-9, atol=1e-12)
+    clipped.remove()
 
 
 def looks(self: Own, x: Tensor) -> Tensor:

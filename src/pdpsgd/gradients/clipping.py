@@ -330,7 +330,7 @@ class ClippedGradients:
         """Return what can clip in one call of compiled code, and do nothing else; if not, it tells."""
         groups = owners.groups
         if groups is not None or owners.views == 1:
-            at_once = native.AtOnce(self._places, tables=groups is None)
+            at_once = native.AtOnce(self._places, by_row=groups is None)
             gradients = _found_in([call for call in calls if not call.is_found_in_place(at_once)])
             used = {*at_once.parameters, *(id(parameter) for parameter, _ in gradients)}
             if len(used) == len(at_once.parameters) + len(gradients):

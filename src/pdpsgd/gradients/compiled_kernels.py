@@ -156,3 +156,10 @@ def compiled_products(products: OuterProducts, starts: Tensor | None = None) -> 
         arrange=products.arrange or (lambda rows: rows.reshape(-1, *shape)),
         shape=shape,
     )
+
+
+def in_best_form(products: OuterProducts) -> PerExample:
+    """Return products over several positions in a form in which it does not matter where they stand in a batch."""
+    if products.positions == 1 or products.by_gram:
+        return products
+    return compiled_products(products) or products

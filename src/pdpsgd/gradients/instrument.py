@@ -119,7 +119,7 @@ class InstrumentedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module: by its rule in a training pass, as it is in any other."""
-        if self._recorder.sharing:
+        if self._recorder.sharing and not (len(args) == 1 and not kwargs and type(args[0]) is Tensor):
             args, kwargs = pytree.tree_map_only(
                 Shared, lambda shared: shared.run.for_all(shared), (args, kwargs)
             )

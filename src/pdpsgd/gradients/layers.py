@@ -12,7 +12,7 @@ from pdpsgd.gradients.groups import Groups, over_people
 from pdpsgd.gradients.lookups import Passed, TableGradients
 from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.native.dispatch import AtOnce
-from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample
+from pdpsgd.gradients.per_example import Blocks, Materialized, OuterProducts, PartOfRows, PerExample
 from pdpsgd.gradients.sums import SMALLEST_FACTOR
 from pdpsgd.gradients.weights import ROUNDED, Weighed, figures_of
 
@@ -48,6 +48,7 @@ class Layers:
         self._others: list[tuple[PerExample, Tensor]] = []
         self._arranged: list[tuple[Callable[[Tensor], Tensor], Tensor, Tensor]] = []
         parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        blocks: list[tuple[Tensor, Tensor, Tensor]] = []
         tables: list[tuple[Passed, Tensor]] = []
         for parameter, whole in gradients:
             gradient: Any = whole
@@ -66,13 +67,23 @@ class Layers:
                     self._arranged.append((gradient.arrange, matrix, total))
                     total = matrix
                 parts.append((*gradient.factors, total))
+            elif kind is Blocks and groups is None and native.has_layer(total, *gradient.factors):
+                if gradient.arrange is None:
+                    total = total.view(gradient.stacked)
+                else:
+                    stacked = total.new_zeros(gradient.stacked)
+                    self._arranged.append((gradient.arrange, stacked, total))
+                    total = stacked
+                blocks.append((*gradient.factors, total))
             elif kind is TableGradients and groups is None and native.has_table(total, *gradient.passed):
                 tables.append((gradient.passed, total))
             else:
                 self._others.append((gradient if groups is None else over_people(gradient, groups), total))
         starts, whose = (None, None) if groups is None else (groups.starts, groups.whose)
-        there_are = parts or tables or (at_once is not None and at_once.fields)
-        self._together = native.layers(parts, tables, examples, starts, whose, at_once) if there_are else None
+        there_are = parts or blocks or tables or (at_once is not None and at_once.fields)
+        self._together = (
+            native.layers(parts, tables, examples, starts, whose, at_once, blocks) if there_are else None
+        )
 
     def _is_together(self, gradient: OuterProducts, total: Tensor) -> bool:
         at_once = gradient.positions == 1 or (gradient.by_gram and self._groups is None)

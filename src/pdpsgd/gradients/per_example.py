@@ -183,9 +183,8 @@ class OuterProducts(PerExample):
         self.shape = shape or torch.Size(self.matrix)
         self.workspace = workspace or Workspace()
         self.arrange = arrange
-        self.by_gram = self.positions > 1 and gram_is_cheaper(
-            self.positions, *self.matrix, compiled=native.has_numbers(self.factors[0])
-        )
+        # Of several positions, whether norms are taken without materializing the products.
+        self.by_gram = self.positions > 1 and takes_factors(self.factors[0], self.positions, *self.matrix)
         self._kept: Tensor | None = None  # all of them, materialized, if there is room
 
     @property
@@ -328,6 +327,64 @@ def _arranging(
     return lambda rows: arrange(rows.view(-1, *matrix))
 
 
+class Blocks(PerExample):
+    """The gradient of a parameter that is matrices side by side, each used by itself: of experts, or of heads.
+
+    Sums of outer products left (x) right: (blocks, examples, positions, out), (blocks, examples, positions, in). Where
+    there is one position for each example, it may be left out.
+    """
+
+    def __init__(
+        self,
+        left: Tensor,
+        right: Tensor,
+        shape: torch.Size,
+        workspace: Workspace,
+        arrange: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """`arrange` turns (examples, blocks, out, in) into (examples, *shape), where that is more than a view."""
+        self.factors, self.shape, self.arrange = (accurate(left), accurate(right)), shape, arrange
+        self.stacked = torch.Size((left.shape[0], left.shape[-1], right.shape[-1]))
+        self.batch_size, self.dtype = left.shape[1], self.factors[0].dtype
+        self.workspace = workspace
+
+    @property
+    def suit(self) -> bool:
+        """Whether their norms are taken without materializing the products."""
+        positions = self.factors[0].shape[2] if self.factors[0].dim() == 4 else 1
+        return positions == 1 or takes_factors(self.factors[0], positions, *self.stacked[1:])
+
+    @functools.cached_property
+    def parts(self) -> list[OuterProducts]:
+        """The blocks, one by one."""
+        pairs = zip(*self.factors, strict=True)
+        return [OuterProducts(left, right, workspace=self.workspace) for left, right in pairs]
+
+    def squared_norms(self) -> Tensor:
+        """Of all blocks."""
+        return torch.stack([part.squared_norms() for part in self.parts]).sum(0)
+
+    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Add to each block."""
+        blocks = total.view(self.stacked) if self.arrange is None else total.new_zeros(self.stacked)
+        for part, block in zip(self.parts, blocks, strict=True):
+            part.add_weighted_sum(weights, block)
+        if self.arrange is not None:
+            total += self.arrange(blocks[None])[0]
+
+    def materialize(self, first: int, last: int) -> Tensor:
+        """Put the blocks side by side."""
+        blocks = torch.stack([part.materialize(first, last) for part in self.parts], 1)
+        return blocks.view(-1, *self.shape) if self.arrange is None else self.arrange(blocks)
+
+    def zeroed(self, examples: Tensor) -> PerExample:
+        """Overwrite both factors, in copies."""
+        left, right = (
+            factor.masked_fill(examples.view(-1, *[1] * (factor.dim() - 2)), 0) for factor in self.factors
+        )
+        return Blocks(left, right, self.shape, self.workspace, self.arrange)
+
+
 class Sum(PerExample):
     """Gradients of a parameter that was used several times: they add up before any norm is taken."""
 
@@ -399,11 +456,16 @@ def _gram(factors: Tensor) -> Tensor:
     return functools.reduce(Tensor.add_, products)
 
 
-def gram_is_cheaper(positions: int, rows: int, columns: int, *, compiled: bool = False) -> bool:
+def takes_factors(like: Tensor, positions: int, rows: int, columns: int) -> bool:
+    """Whether norms of sums of products over so many positions are taken without keeping the sums."""
+    cheaper = native.takes_products if native.has_numbers(like) else gram_is_cheaper
+    return cheaper(positions, rows, columns)
+
+
+def gram_is_cheaper(positions: int, rows: int, columns: int) -> bool:
     """Whether norms by inner products of positions cost less than materializing (rows, columns) per example."""
-    # To write, read and add a number is worth some operations; compiled code takes fewer for a product.
-    worth = max(16, positions // 2) if compiled else 16
-    return positions**2 * (rows + columns) <= worth * rows * columns
+    # To write, read and add a number is worth some operations.
+    return positions**2 * (rows + columns) <= 16 * rows * columns
 
 
 def summed(parts: list[PerExample]) -> PerExample:

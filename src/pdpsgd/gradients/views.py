@@ -7,8 +7,16 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from pdpsgd.gradients.compiled_kernels import CompiledKernels, compiled_products
-from pdpsgd.gradients.per_example import Materialized, OuterProducts, PartOfRows, PerExample, Sum, as_rows
+from pdpsgd.gradients.compiled_kernels import CompiledKernels, in_best_form
+from pdpsgd.gradients.per_example import (
+    Blocks,
+    Materialized,
+    OuterProducts,
+    PartOfRows,
+    PerExample,
+    Sum,
+    as_rows,
+)
 from pdpsgd.gradients.sums import add_weighted_rows, row_squared_norms
 
 
@@ -31,7 +39,7 @@ def _(gradient: OuterProducts, views: int, *, early: bool = False) -> PerExample
         factor.reshape(-1, views * gradient.positions, factor.shape[2])
         for factor in (gradient.left, gradient.right)
     )
-    return placed_products(gradient.of(left, right))
+    return in_best_form(gradient.of(left, right))
 
 
 @over_views.register
@@ -53,15 +61,16 @@ def _(gradient: Sum, views: int, *, early: bool = False) -> PerExample:
 
 
 @over_views.register
+def _(gradient: Blocks, views: int, *, early: bool = False) -> PerExample:
+    # Positions of different views are positions of one example.
+    blocks, rows = gradient.factors[0].shape[:2]
+    left, right = (factor.reshape(blocks, rows // views, -1, factor.shape[-1]) for factor in gradient.factors)
+    return Blocks(left, right, gradient.shape, gradient.workspace, gradient.arrange)
+
+
+@over_views.register
 def _(gradient: PartOfRows, views: int, *, early: bool = False) -> PerExample:
     return PartOfRows(over_views(gradient.part, views, early=early), gradient.shape, gradient.rows)
-
-
-def placed_products(products: OuterProducts) -> PerExample:
-    """Return products over several positions in a form in which it does not matter where they stand in a batch."""
-    if products.positions == 1 or products.by_gram:
-        return products
-    return compiled_products(products) or products
 
 
 class OverViews(PerExample):

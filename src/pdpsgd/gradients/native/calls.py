@@ -88,12 +88,14 @@ class Layers:
         examples: int,
         starts: Tensor | None = None,
         whose: Tensor | None = None,
+        blocks: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
         tables: Sequence[tuple[Lookups, Tensor]] = (),
         more: Sequence[int] = (),
     ) -> None:
         """A part has factors (examples, positions, width) and a total; or rows, None and a total.
 
-        Factors of one position may be matrices. A table has what lookups pass back to it, and a total.
+        Factors of one position may be matrices. Blocks are many parts, their factors and totals side by side. A table
+        has what lookups pass back to it, and a total.
 
         With `starts`, an example is a person, who has rows starts[i] to starts[i + 1], of one position each; and
         `whose` they are, below 0 for nobody.
@@ -117,11 +119,25 @@ class Layers:
             positions = left.shape[1] if left.dim() == 3 else 1
             places = left.data_ptr(), right.data_ptr(), total.data_ptr()
             fields += (positions, width, right.shape[-1], *places, 0, 0)
+        for left, right, total in blocks:
+            fields += self._fields_of_blocks(left.contiguous(), right.contiguous(), total)
         for lookups, total in tables:
             fields += self._fields_of_table(*lookups, total)
         self._fields = array("q", fields)
         self._count = len(fields) // FIELDS
         self._ratios: Tensor | None = None  # what `squares` leaves for `add`
+
+    def _fields_of_blocks(self, left: Tensor, right: Tensor, total: Tensor) -> list[int]:
+        self._in_use += [left, right, total]
+        count, out, into = total.shape
+        positions = left.shape[2] if left.dim() == 4 else 1
+        places = [tensor.data_ptr() for tensor in (left, right, total)]
+        sizes = [tensor.numel() // count * tensor.element_size() for tensor in (left, right, total)]
+        fields: list[int] = []
+        for _ in range(count):
+            fields += (positions, out, into, *places, 0, 0)
+            places = [place + size for place, size in zip(places, sizes, strict=True)]
+        return fields
 
     def _fields_of_table(
         self, rows: Tensor, gradient: Tensor, shares: Tensor | None, padding: int | None, total: Tensor

@@ -30,6 +30,10 @@ LARGEST_KERNEL_TO_CONVOLVE = 1 << 13
 LARGEST_RECURRENT = 1 << 18
 # Sums over more positions are left to PyTorch, which adds up in a tree and loses fewer digits.
 MOST_POSITIONS = 1 << 12
+# Sums of products over so few positions are computed twice, for norms and for sums, and never kept.
+FEW_POSITIONS = 48
+# With more positions, operations of a sum of products that an inner product of positions takes the time of.
+GRAM = 3
 # Each lookup of an example is compared with all before it.
 MOST_LOOKUPS = 1 << 10
 
@@ -128,6 +132,19 @@ def has_layer(total: Tensor, *values: Tensor) -> bool:
     )
 
 
+def takes_products(positions: int, rows: int, columns: int) -> bool:
+    """Whether the compiled code takes sums over so many positions with other layers at once, from where factors lie.
+
+    Where they are smaller than the factors, and have many positions, it is better to materialize and keep them.
+    """
+    factors, products = positions * (rows + columns), rows * columns
+    return (
+        positions <= FEW_POSITIONS
+        or GRAM * factors <= products
+        or (products > LARGEST_KERNEL and factors <= products)
+    )
+
+
 def has_table(
     total: Tensor, rows: Tensor, gradient: Tensor, shares: Tensor | None, padding: int | None
 ) -> bool:
@@ -142,18 +159,18 @@ def has_table(
 class AtOnce:
     """What compiled code is told of layers whose gradients it reads where they lie, each parameter used once."""
 
-    def __init__(self, totals: Mapping[int, tuple[int, torch.Size]], *, tables: bool = True) -> None:
+    def __init__(self, totals: Mapping[int, tuple[int, torch.Size]], *, by_row: bool = True) -> None:
         """`totals` are addresses and shapes, by the identity of parameters: see `place_of_total`.
 
-        Without `tables` they are left to others: where rows are people's, whose lookups are added up first.
+        Unless examples are rows, tables and what has several positions are left to others: people's are added up first.
         """
-        self._totals, self._tables = totals, tables
+        self._totals, self._by_row = totals, by_row
         self._copied: list[Tensor] = []  # as long as their addresses are in use
         self.fields: list[int] = []
         self.parameters: list[int] = []
 
     def take_linear(self, inputs: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Take a linear layer of one position for each example; tells whether it suits."""
+        """Take a linear layer, of one position for each example or of several; tells whether it suits."""
         place = self._totals.get(id(weight))
         if (
             place is None
@@ -163,21 +180,26 @@ class AtOnce:
         ):
             return False
         total, (out, into) = place
-        examples = gradient.shape[0]
+        *before, width = gradient.shape
+        positions = 1 if len(before) == 1 else math.prod(before[1:])
         if (
-            gradient.shape != (examples, out)
-            or inputs.shape != (examples, into)
-            or not inputs.is_contiguous()
-            or not gradient.is_contiguous()
+            width != out
+            or inputs.shape != (*before, into)
+            or (positions != 1 and not (self._by_row and 0 < positions <= MOST_POSITIONS))
         ):
             return False
+        if not inputs.is_contiguous():
+            self._copied.append(inputs := inputs.contiguous())
+        if not gradient.is_contiguous():
+            self._copied.append(gradient := gradient.contiguous())
         left = gradient.data_ptr()
-        fields: tuple[int, ...] = (1, out, into, left, inputs.data_ptr(), total, 0, 0)
+        fields: tuple[int, ...] = (positions, out, into, left, inputs.data_ptr(), total, 0, 0)
         if bias is not None and bias.requires_grad:
             place = self._totals.get(id(bias))
             if place is None or place[1] != (out,):
                 return False
-            fields += (0, out, 1, left, 0, place[0], 0, 0)
+            # Of several positions, the sum is taken first.
+            fields += (0 if positions == 1 else positions, out, 1, left, 0, place[0], 0, 0)
             self.parameters.append(id(bias))
         self.parameters.append(id(weight))
         self.fields += fields
@@ -191,7 +213,7 @@ class AtOnce:
         With a share, the gradient is that of an example's bag, in which every lookup has that share.
         """
         place = self._totals.get(id(table))
-        if place is None or not self._tables or not table.requires_grad:
+        if place is None or not self._by_row or not table.requires_grad:
             return False
         if type(rows) is not Tensor or not _has_numbers(gradient):
             return False
@@ -230,10 +252,14 @@ def layers(
     starts: Tensor | None = None,
     whose: Tensor | None = None,
     at_once: AtOnce | None = None,
+    blocks: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
 ) -> calls.Layers:
-    """Return the gradients of layers, as factors and total, or rows, None and total; and of tables, with totals."""
+    """Return the gradients of layers, as factors and total, or rows, None and total; and of tables, with totals.
+
+    Blocks have their factors and totals side by side.
+    """
     fields = () if at_once is None else at_once.fields
-    return calls.Layers(_trusted(), parts, examples, starts, whose, tables, fields)
+    return calls.Layers(_trusted(), parts, examples, starts, whose, blocks, tables, fields)
 
 
 def has_clipping(squares: Tensor, clip_norms: Tensor) -> bool:

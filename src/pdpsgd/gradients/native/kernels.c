@@ -26,6 +26,7 @@ typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias))
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
+INLINE long larger(long a, long b) { return a > b ? a : b; }
 INLINE integers choose(integers which, integers yes, integers no) { return (which & yes) | (~which & no); }
 
 /* A vector of which only the first `room` numbers are there to be read or written. */
@@ -359,7 +360,7 @@ enum { SLACK = VECTORS * LANES }; /* numbers after the last that a vector may re
 typedef struct {
     int64_t positions; /* 0: the rows of `left` are the gradients, and there is no `right` */
     int64_t left_width, right_width;
-    const float *left, *right; /* (examples, positions, width) */
+    const float *left, *right; /* (examples, positions, width); without `right`, what add_clipped sums over positions */
     double *total;             /* (left_width, right_width) */
     const int64_t *rows;       /* of a table, or NULL */
     int64_t padding;           /* the row that gets nothing, or -1 */
@@ -371,6 +372,7 @@ typedef struct {
 enum { BLOCK = 64, STRETCH = 256 }; /* rows, and features, that are added in single precision at most */
 enum { SHORTEST = 8 };              /* fewer rows are rather added in double precision */
 enum { PEOPLE = 32 };               /* who may have several rows, and are added together */
+enum { GRAM = 2 };                  /* operations of a sum of products that an inner product takes the time of */
 
 /* What single precision may cost a unit, in halves of a last place of the largest clipping norm: rows in a block (and
  * two), times the sum of the norms of all products. Four units of that are below what clipping leaves room for. */
@@ -422,8 +424,14 @@ static void gram_of(long positions, long width, const float *values, const float
     }
 }
 
+/* Whether inner products of positions are fewer operations than the sum of products, whose norm it is. */
+INLINE int goes_by_gram(const layer *l)
+{
+    return l->positions > 1 && GRAM * l->positions * (l->left_width + l->right_width) <= l->left_width * l->right_width;
+}
+
 /* `again`: the left factor is that of the last call, whose sizes and inner products are still there. */
-static double products_square(const layer *l, long n, int again, float *scratch, double *ratio)
+static double gram_square(const layer *l, long n, int again, float *scratch, double *ratio)
 {
     long positions = l->positions, padded = padded_width(positions), whole = positions * padded;
     float *sizes = scratch, *turned = sizes + padded, *part = turned + STRETCH * padded + SLACK;
@@ -446,6 +454,42 @@ static double products_square(const layer *l, long n, int again, float *scratch,
     square = (square < 0 ? 0 : square) + added * 0x1p-23 * terms * terms; /* NaN stays NaN */
     *ratio = square == 0 ? 0 : terms / __builtin_sqrt(square);
     return square;
+}
+
+/* The same for few positions: the sum of products is computed, tile by tile, and not kept. */
+static double tiles_square(const layer *l, long n, float *scratch, double *ratio)
+{
+    enum { WIDE = VECTORS * LANES };
+    long positions = l->positions;
+    const float *left = l->left + n * positions * l->left_width, *right = l->right + n * positions * l->right_width;
+    /* Vectors run along the factor that fills them better. */
+    int along_left = padded_width(l->left_width) * l->right_width < padded_width(l->right_width) * l->left_width;
+    const float *numbers = along_left ? right : left, *others = along_left ? left : right;
+    long height = along_left ? l->right_width : l->left_width, width = along_left ? l->left_width : l->right_width;
+    long padded = padded_width(width);
+    double square = 0, terms = 0;
+    for (long t = 0; t < positions; t++)
+        terms += __builtin_sqrt(sum_of_squares(left + t * l->left_width, l->left_width)
+                                * sum_of_squares(right + t * l->right_width, l->right_width));
+    if (padded != width) {
+        for (long t = 0; t < positions; t++) {
+            memcpy(scratch + t * padded, others + t * width, sizeof(float) * width);
+            memset(scratch + t * padded + width, 0, sizeof(float) * (padded - width));
+        }
+        others = scratch;
+    }
+    float met[NUMBERS * WIDE] __attribute__((aligned(64)));
+    for (long j = 0; j < padded; j += WIDE)
+        for (long i = 0; i < height; i += NUMBERS) {
+            long rows = smaller(NUMBERS, height - i), valid = smaller(WIDE, padded - j);
+            factor some = {numbers + i, height, 0, 1}, vectors = {others + j, padded, 0, 1};
+            any_tile(1, positions, some, vectors, (matrix){met, valid, NULL, 0}, valid, rows, valid / LANES);
+            square += sum_of_squares(met, rows * valid);
+        }
+    /* What the sums over positions are off by is added, twice over. */
+    double norm = __builtin_sqrt(square) + (positions + 8) * 0x1p-23 * terms; /* NaN stays NaN */
+    *ratio = norm == 0 ? 0 : terms / norm;
+    return norm * norm;
 }
 
 static double person_square(const layer *l, long first, long last, double *ratio)
@@ -558,13 +602,20 @@ static long lookup_room(int64_t layers, const layer *all)
     return most;
 }
 
-static long gram_room(int64_t layers, const layer *all)
+/* Room for what norms over several positions need. */
+static long room_of(int64_t layers, const layer *all)
 {
     long most = 0;
-    for (long k = 0; k < layers; k++)
-        most = all[k].rows == NULL && all[k].positions > most ? all[k].positions : most;
-    long padded = padded_width(most);
-    return most < 2 ? 0 : padded + STRETCH * padded + SLACK + 5 * most * padded + 2;
+    for (long k = 0; k < layers; k++) {
+        const layer *l = all + k;
+        if (l->rows != NULL || l->positions < 2)
+            continue;
+        long padded = padded_width(l->positions), widest = padded_width(larger(l->left_width, l->right_width));
+        long room = goes_by_gram(l) ? padded + STRETCH * padded + SLACK + 5 * l->positions * padded + 2
+                                    : l->positions * widest;
+        most = larger(most, room);
+    }
+    return most;
 }
 
 /* The rows of a factor, and the squared norm of one of them. */
@@ -582,7 +633,7 @@ typedef struct {
 int layer_squares(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, double smallest,
                   double *ratios, double *squares)
 {
-    long work = 0, room = gram_room(layers, all), places = lookup_room(layers, all);
+    long work = 0, room = room_of(layers, all), places = lookup_room(layers, all);
     int failed = 0;
     for (long k = 0; k < layers; k++)
         work += all[k].rows != NULL ? examples * all[k].positions * all[k].left_width
@@ -616,10 +667,14 @@ int layer_squares(int64_t layers, const layer *all, int64_t examples, const int6
                     total += person_square(l, starts[n], starts[n + 1], ratios + k * examples + n);
                     continue;
                 }
-                if (l->positions > 1) {
+                if (goes_by_gram(l)) {
                     int again = k > 0 && l->left == l[-1].left && l->positions == l[-1].positions
-                                && l->left_width == l[-1].left_width;
-                    total += products_square(l, n, again, scratch, ratios + k * examples + n);
+                                && l->left_width == l[-1].left_width && goes_by_gram(l - 1);
+                    total += gram_square(l, n, again, scratch, ratios + k * examples + n);
+                    continue;
+                }
+                if (l->positions > 1) {
+                    total += tiles_square(l, n, scratch, ratios + k * examples + n);
                     continue;
                 }
                 if (l->left != met.left || l->left_width != met.width) /* a bias has the left factor of its weight */
@@ -845,20 +900,52 @@ int clip(int64_t examples, const double *squares, const int64_t *starts, const f
     return non_finite;
 }
 
+INLINE int is_to_be_summed(const layer *l) { return l->rows == NULL && l->right == NULL && l->positions > 1; }
+
+/* Sums over positions, of layers that have them and no right factor; as rows of numbers in copies of these layers.
+ * Returns NULL if there was no memory. */
+static layer *summed(int64_t layers, const layer *all, int64_t examples, float **sums)
+{
+    long numbers = 1;
+    for (long k = 0; k < layers; k++)
+        numbers += is_to_be_summed(all + k) ? examples * all[k].left_width : 0;
+    layer *found = malloc(sizeof(layer) * (layers + 1));
+    float *place = *sums = malloc(sizeof(float) * numbers);
+    if (found == NULL || place == NULL) {
+        free(found), free(place);
+        return NULL;
+    }
+    for (long k = 0; k < layers; k++) {
+        found[k] = all[k];
+        if (!is_to_be_summed(all + k))
+            continue;
+        position_sums(examples, all[k].positions, all[k].left_width, all[k].left, place);
+        found[k].positions = 0, found[k].left = place;
+        place += examples * all[k].left_width;
+    }
+    return found;
+}
+
 /* All of it in one call: layer_squares, clip and add_layers one after the other, for examples, or for people with `starts`
  * and `whose`. `others` are squared norms of what is added elsewhere, with the weights that are found, or NULL. Returns 0; or
  * else nothing was added: 1 if there was no memory, 2 if a table has no such row, 3 if a norm is not finite or a clipping
  * norm is above the `largest`. */
-int add_clipped(int64_t layers, const layer *all, int64_t examples, const int64_t *starts, const int64_t *whose,
+int add_clipped(int64_t layers, const layer *given, int64_t examples, const int64_t *starts, const int64_t *whose,
                 double smallest, const double *others, const float *floats, const double *doubles, double largest,
                 const margins *m, double *scaled, float *narrow)
 {
     for (long n = 0; n < examples; n++)
         if ((floats != NULL ? floats[n] : doubles[n]) > largest)
             return 3;
-    double *ratios = malloc(sizeof(double) * ((layers + 3) * examples + 1));
-    if (ratios == NULL)
+    float *sums;
+    layer *all = summed(layers, given, examples, &sums);
+    if (all == NULL)
         return 1;
+    double *ratios = malloc(sizeof(double) * ((layers + 3) * examples + 1));
+    if (ratios == NULL) {
+        free(all), free(sums);
+        return 1;
+    }
     double *squares = ratios + layers * examples, *norms = squares + examples, *weights = norms + examples;
     int failed = layer_squares(layers, all, examples, starts, smallest, ratios, squares);
     for (long n = 0; n < examples && others != NULL; n++)
@@ -867,7 +954,7 @@ int add_clipped(int64_t layers, const layer *all, int64_t examples, const int64_
         failed = 3;
     if (!failed)
         failed = add_layers(layers, all, examples, starts, whose, narrow, starts != NULL ? scaled : NULL, ratios);
-    free(ratios);
+    free(ratios), free(all), free(sums);
     return failed;
 }
 

@@ -14,7 +14,7 @@ from pdpsgd.gradients.geometry import Geometry, channels_last
 from pdpsgd.gradients.native import calls
 
 # Examples, positions, left and right width.
-_LAYERS = ((70, 1, 37, 49), (5, 20, 33, 16), (3, 70, 5, 300))
+_LAYERS = ((70, 1, 37, 49), (5, 20, 33, 16), (3, 70, 5, 300), (3, 20, 70, 5), (9, 4, 80, 300))
 # Channels, output channels, kernel, stride, padding, dilation; channels, pooling.
 _CONVOLUTIONS = (
     (3, 5, (3, 3), (2, 2), (1, 1), 1),
@@ -62,6 +62,7 @@ def agrees_with_pytorch(code: ctypes.CDLL) -> bool:
             and all(_same_people(code, numbers, *sizes) for sizes in ((37, 49), (5, 130)))
             and _same_people(code, numbers, 21, 33, odd=True)
             and all(_same_at_once(code, numbers, *sizes) for sizes in _LAYERS)
+            and _same_side_by_side(code, numbers)
             and all(_same_weights(code, numbers, kind) for kind in (torch.float32, torch.float64))
             and all(_same_convolution(code, numbers, *sizes) for sizes in _CONVOLUTIONS)
             and all(
@@ -182,6 +183,30 @@ def _same_at_once(
     rows[-1, 0] = float("nan")
     not_finite = at_once.add_clipped(clip_norms, figures, smallest=1e-40, largest=2.0)
     return too_large is not_finite is None and all(bool((total == 1).all()) for total in found)
+
+
+def _same_side_by_side(code: ctypes.CDLL, numbers: torch.Generator) -> bool:
+    """Blocks, and sums over positions that are taken first: the bits of the same as parts of their own."""
+    left, right = _random(numbers, 3, 9, 6, 21), _random(numbers, 3, 9, 6, 5)
+    values, clip_norms = _random(numbers, 9, 6, 19), torch.ones(9, dtype=torch.float32, device="cpu")
+    found = []
+    for as_parts in (True, False):
+        totals = [torch.zeros(size, dtype=torch.float64, device="cpu") for size in ((3, 21, 5), (19,))]
+        parts: list[tuple[Tensor, Tensor | None, Tensor]] = [*zip(left, right, totals[0], strict=True)]
+        if as_parts:
+            sums = calls.position_sums(code, values)
+            layers = calls.Layers(code, [(sums, None, totals[1]), *parts], 9)
+        else:
+            shift = (6, 19, 1, values.data_ptr(), 0, totals[1].data_ptr(), 0, 0)
+            layers = calls.Layers(code, [], 9, blocks=[(left, right, totals[0])], more=shift)
+        figures = (1.0, 0.75, 0.125, 1e-16, 1e-16)
+        found.append((layers.add_clipped(clip_norms, figures, smallest=1e-40, largest=1.0), totals))
+    (weights, wanted), (same_weights, totals) = found
+    return (
+        weights is not None
+        and same_weights is not None
+        and all(map(torch.equal, (*weights, *wanted), (*same_weights, *totals)))
+    )
 
 
 def _same_people(code: ctypes.CDLL, numbers: torch.Generator, *widths: int, odd: bool = False) -> bool:

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from pdpsgd.gradients._torch import is_eager, pytree, version_of
+from pdpsgd.gradients.compiled_kernels import in_best_form
 from pdpsgd.gradients.geometry import Geometry, channels_last
 from pdpsgd.gradients.per_example import (
     Gradient,
@@ -157,8 +158,9 @@ class _Use(TorchFunctionMode):
         assert self.weight is not None
         of_weight: PerExample
         if self._geometry is None:
-            of_weight = OuterProducts(
-                positions(gradient), positions(inputs), workspace=site.recorder.workspace
+            workspace = site.recorder.workspace
+            of_weight = in_best_form(
+                OuterProducts(positions(gradient), positions(inputs), workspace=workspace)
             )
             of_bias = shift_gradient(gradient)
         else:

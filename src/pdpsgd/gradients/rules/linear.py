@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pdpsgd.gradients.compiled_kernels import in_best_form
+from pdpsgd.gradients.native import dispatch as native
 from pdpsgd.gradients.native.dispatch import AtOnce
 from pdpsgd.gradients.per_example import (
     Gradient,
     OuterProducts,
-    PerExample,
     detached,
     positions,
     shift_gradient,
@@ -35,17 +38,24 @@ def project(site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None, row
 
     def gradients(output_gradient: Tensor) -> Gradient:
         if weight.requires_grad:
-            products: PerExample = OuterProducts(
+            products = OuterProducts(
                 positions(output_gradient), positions(inputs), workspace=site.recorder.workspace
             )
-            yield weight, products.within(weight.shape, rows)
+            yield weight, in_best_form(products).within(weight.shape, rows)
         if bias is not None and bias.requires_grad:
             yield bias, shift_gradient(output_gradient).within(bias.shape, rows)
 
-    if rows is not ALL or inputs.dim() != 2:
+    if rows is not ALL or not (inputs.dim() == 2 or _is_taken_at_once(inputs, weight)):
         return site.record(outputs, inputs, gradients)
 
     def in_place(output_gradient: Tensor, at_once: AtOnce) -> bool:
         return at_once.take_linear(inputs, output_gradient, weight, bias)
 
     return site.record(outputs, inputs, gradients, in_place=in_place)
+
+
+def _is_taken_at_once(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether products over several positions are left where they lie until the step."""
+    return native.library() is not None and native.takes_products(
+        math.prod(inputs.shape[1:-1]), *weight.shape
+    )

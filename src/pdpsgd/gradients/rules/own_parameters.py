@@ -108,9 +108,9 @@ class OwnParameters:
         self._site, self._module, self._general = site, module, general
         self._original = forward
         self._trained = [place for place in own_parameters(module) if place[2].requires_grad]
-        self._of_layers = frozenset(
-            map(id, set(module.parameters()) - {parameter for *_, parameter in self._trained})
-        )
+        # Of what is frozen nothing is passed back, whoever uses it.
+        trained = {parameter for parameter in module.parameters() if parameter.requires_grad}
+        self._of_layers = frozenset(map(id, trained - {parameter for *_, parameter in self._trained}))
         self.possible = may_share(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@ Operations are known one by one: those in which an example's row of the outcome 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from pdpsgd.errors import PdpsgdError
 from pdpsgd.gradients._torch import pytree
+from pdpsgd.gradients.compiled_kernels import in_best_form
 from pdpsgd.gradients.lookups import Passed, TableGradients
 from pdpsgd.gradients.per_example import (
+    Blocks,
     Gradient,
     Materialized,
     OuterProducts,
@@ -30,6 +33,10 @@ from pdpsgd.gradients.per_example import (
 from pdpsgd.gradients.recorder import Site
 from pdpsgd.gradients.rules.convolution import bias_gradient, kernel_gradient
 from pdpsgd.gradients.rules.effective_weight import CONVOLUTIONS, geometry_of_call, pulled_back
+from pdpsgd.gradients.workspace import Workspace
+
+# Matrices that are used each by itself; more of them are materialized.
+MOST_BLOCKS = 1 << 8
 
 
 class Origin(NamedTuple):
@@ -224,9 +231,9 @@ def _of_matrix(meeting: Meeting, matrix: Shared, left: Tensor, right: Tensor) ->
     """Yield the gradients of a matrix: sums over positions of outer products left (x) right."""
     workspace, origin = meeting.site.recorder.workspace, matrix.origin
     if origin is not None and origin.transposed:
-        yield origin.parameter, OuterProducts(right, left, workspace=workspace)
+        yield origin.parameter, in_best_form(OuterProducts(right, left, workspace=workspace))
     else:
-        yield from meeting.back(matrix, OuterProducts(left, right, workspace=workspace))
+        yield from meeting.back(matrix, in_best_form(OuterProducts(left, right, workspace=workspace)))
 
 
 def _product(meeting: Meeting) -> Any:
@@ -258,7 +265,7 @@ def _product(meeting: Meeting) -> Any:
         def of_vector(output_gradient: Tensor) -> Gradient:
             left, right = positions(output_gradient[..., None]), positions(rows)
             products = OuterProducts(left, right, vector.plain.shape, meeting.site.recorder.workspace)
-            yield from meeting.back(vector, products)
+            yield from meeting.back(vector, in_best_form(products))
 
         return meeting.record(rows @ vector.plain.detach(), rows, of_vector)
     dimensions = meeting.most_dimensions()
@@ -266,78 +273,136 @@ def _product(meeting: Meeting) -> Any:
     return meeting.aligned(dimensions)
 
 
+class Subscripts(NamedTuple):
+    """What an einsum's equation says."""
+
+    terms: tuple[str, ...]  # of the operands
+    outcome: str
+
+
+@functools.cache
+def _subscripts(equation: Any) -> Subscripts | None:
+    """Return the subscripts of an equation that says all; None of any other."""
+    if not isinstance(equation, str) or "." in equation or "->" not in equation:
+        return None
+    terms, outcome = equation.replace(" ", "").split("->")
+    letters = tuple(terms.split(","))
+    if not outcome or any(len(set(subscripts)) != len(subscripts) for subscripts in letters):
+        return None
+    return Subscripts(letters, outcome)
+
+
 def _einsum(meeting: Meeting) -> Any:
     args, kwargs = meeting.arguments()
     equation, *operands = args
-    meeting.demand(isinstance(equation, str) and "." not in equation and "->" in equation and not kwargs)
+    subscripts = _subscripts(equation)
+    meeting.demand(subscripts is not None and not kwargs)
+    assert subscripts is not None
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
-    terms, outcome = equation.replace(" ", "").split("->")
-    letters = terms.split(",")
-    meeting.demand(len(letters) == len(operands) and bool(outcome))
+    letters, outcome = subscripts
+    meeting.demand(len(letters) == len(operands))
     batch = outcome[0]
-    for subscripts, operand in zip(letters, operands, strict=True):
-        fits = subscripts[:1] == batch if meeting.is_batched(operand) else batch not in subscripts
-        meeting.demand(fits and len(set(subscripts)) == len(subscripts))
-    if len(letters) == 2 and meeting.is_batched(operands[0]):
-        letters, operands = letters[::-1], operands[::-1]
-    if len(letters) == 2 and isinstance(operands[0], Shared) and meeting.is_batched(operands[1]):
-        own, given = letters
-        # What is summed over within one operand alone is left to autograd.
-        same_sizes = all(
-            operands[0].shape[own.index(letter)] == operands[1].shape[given.index(letter)]
-            for letter in own
-            if letter in given
+    for own, operand in zip(letters, operands, strict=True):
+        meeting.demand(own[:1] == batch if meeting.is_batched(operand) else batch not in own)
+    if len(letters) == 2:
+        (own, shared), (given, inputs) = sorted(
+            zip(letters, operands, strict=True), key=lambda pair: meeting.is_batched(pair[1])
         )
-        if same_sizes and set(own) <= {*given, *outcome} and set(given) <= {*own, *outcome}:
-            return _contract(meeting, operands[0], operands[1], (own, given, outcome))
+        if isinstance(shared, Shared) and meeting.is_batched(inputs):
+            contraction = _contraction(own, given, outcome, shared.plain.shape)
+            if contraction is not None and contraction.suits(inputs):
+                return contract(meeting, contraction, shared, inputs)
     each = [
         meeting.each(operand, operand.dim() + 1) if isinstance(operand, Shared) else operand
         for operand in operands
     ]
     found = [
-        batch + subscripts if isinstance(operand, Shared) else subscripts
-        for subscripts, operand in zip(letters, operands, strict=True)
+        batch + own if isinstance(operand, Shared) else own
+        for own, operand in zip(letters, operands, strict=True)
     ]
     return torch.einsum(f"{','.join(found)}->{outcome}", *each)
 
 
-def _contract(meeting: Meeting, shared: Shared, inputs: Tensor, subscripts: tuple[str, str, str]) -> Tensor:
+def contract(meeting: Meeting, contraction: Contraction, shared: Shared, inputs: Tensor) -> Tensor:
     """Contract a shared value with what each example has, and take the value's gradients from those of the outcome."""
-    own, given, outcome = subscripts
-    batch, value = outcome[0], shared.plain.detach()
-    outputs = torch.einsum(f"{own},{given}->{outcome}", value, inputs)
-    sizes = dict(zip(own, value.shape, strict=True))
-    left, right = ([letter for letter in own if letter not in other] for other in (given, outcome))
-    along = [letter for letter in given[1:] if letter in outcome and letter not in own]
-
-    def ordered(factor: Tensor, letters: str, features: list[str]) -> Tensor:
-        order = [letters.index(letter) for letter in (batch, *along, *features)]
-        width = math.prod(sizes[letter] for letter in features)
-        shape = (meeting.size, -1, width) if along else (meeting.size, width)
-        return factor.permute(order).reshape(shape)
-
-    def arrange(rows: Tensor) -> Tensor:
-        found = rows.view(-1, *(sizes[letter] for letter in (*left, *right)))
-        order = (1 + [*left, *right].index(letter) for letter in own)
-        return found.permute(0, *order).reshape(-1, *value.shape)
+    outputs = torch.einsum(contraction.equation, shared.plain.detach(), inputs)
 
     def gradients(output_gradient: Tensor) -> Gradient:
-        gradient, met = accurate(output_gradient), accurate(inputs)
-        if any(letter in given and letter in outcome for letter in own):
-            rows = torch.einsum(f"{outcome},{given}->{batch}{own}", gradient, met)
-            yield from meeting.back(shared, Materialized(rows.flatten(1), value.shape))
-            return
-        products = OuterProducts(
-            ordered(gradient, outcome, left),
-            ordered(met, given, right),
-            value.shape,
-            meeting.site.recorder.workspace,
-            None if [*left, *right] == list(own) else arrange,
-        )
-        yield from meeting.back(shared, products)
+        workspace = meeting.site.recorder.workspace
+        found = contraction.gradient(accurate(output_gradient), accurate(inputs), workspace)
+        yield from meeting.back(shared, found)
 
     return meeting.record(outputs, inputs, gradients)
+
+
+@functools.cache
+def _contraction(own: str, given: str, outcome: str, shape: torch.Size) -> Contraction | None:
+    """Return the contraction of these; None where something is summed over within one operand alone."""
+    if set(own) <= {*given, *outcome} and set(given) <= {*own, *outcome}:
+        return Contraction(own, given, outcome, shape)
+    return None
+
+
+class Contraction:
+    """A value contracted with what each example has, by their subscripts: its gradients are sums of outer products.
+
+    Subscripts that both and the outcome have in common count matrices of which each is used by itself: experts, heads.
+    """
+
+    def __init__(self, own: str, given: str, outcome: str, shape: torch.Size) -> None:
+        """`shape` is the value's."""
+        self.equation = f"{own},{given}->{outcome}"
+        self._own, self._given, self._outcome, self._shape = own, given, outcome, shape
+        self._sizes = dict(zip(own, shape, strict=True))
+        left, right = ([one for one in own if one not in other] for other in (given, outcome))
+        apart = [one for one in own if one in given and one in outcome]
+        along = [one for one in given[1:] if one in outcome and one not in own]
+        self._turned = [*apart, *right, *left] == [*own]  # where it saves turning the result
+        if self._turned:
+            left, right = right, left
+        self._order = [*apart, *left, *right]
+        blocks, height, width = (self._numbers(some) for some in (apart, left, right))
+        self._is_whole = not apart
+        self._is_in_blocks = blocks <= MOST_BLOCKS and height * width > 2 * (height + width)
+        sides = (given, left), (outcome, right)
+        if not self._turned:
+            sides = (outcome, left), (given, right)
+        self._orders = [
+            [letters.index(one) for one in (*apart, outcome[0], *along, *features)]
+            for letters, features in sides
+        ]
+        self._blocks = [blocks] * bool(apart)
+        self._features = [[-1] * bool(along) + [numbers] for numbers in (height, width)]
+
+    def suits(self, inputs: Tensor) -> bool:
+        """Whether nothing is broadcast."""
+        sizes = zip(self._given, inputs.shape, strict=True)
+        return all(self._sizes.get(letter, size) == size for letter, size in sizes)
+
+    def gradient(self, output_gradient: Tensor, inputs: Tensor, workspace: Workspace) -> PerExample:
+        """Return the value's gradient."""
+        sides = (inputs, output_gradient) if self._turned else (output_gradient, inputs)
+        arrange = None if self._order == [*self._own] else self._arranged
+        if self._is_whole or self._is_in_blocks:
+            left, right = (
+                factor.permute(order).reshape(*self._blocks, factor.shape[0], *features)
+                for factor, order, features in zip(sides, self._orders, self._features, strict=True)
+            )
+            if self._is_whole:
+                return in_best_form(OuterProducts(left, right, self._shape, workspace, arrange))
+            blocks = Blocks(left, right, self._shape, workspace, arrange)
+            if blocks.suit:
+                return blocks
+        equation = f"{self._outcome},{self._given}->{self._outcome[0]}{self._own}"
+        return Materialized(torch.einsum(equation, output_gradient, inputs).flatten(1), self._shape)
+
+    def _numbers(self, letters: list[str]) -> int:
+        return math.prod(self._sizes[one] for one in letters)
+
+    def _arranged(self, rows: Tensor) -> Tensor:
+        found = rows.view(-1, *(self._sizes[one] for one in self._order))
+        return found.permute(0, *(1 + self._order.index(one) for one in self._own)).reshape(-1, *self._shape)
 
 
 def _lookup(meeting: Meeting) -> Any:
