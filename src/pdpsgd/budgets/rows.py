@@ -99,9 +99,15 @@ def words_remedy(column: IdArray) -> str:
 
 
 def number_or_nan(value: Any) -> float:
-    """Return the number in a cell; NaN if there is none."""
+    """Return the number in a cell; NaN if there is none.
+
+    >>> number_or_nan(" 0.5"), number_or_nan("1_0"), number_or_nan("low")
+    (0.5, nan, nan)
+    """
     if isinstance(value, bool) or not isinstance(value, (Real, Decimal, str)):
         return math.nan
+    if isinstance(value, str) and "_" in value:
+        return math.nan  # a slip of the pen, which Python takes for ten
     try:
         return float(value)
     except (ValueError, OverflowError):
