@@ -37,10 +37,6 @@ GRIDS: dict[tuple[str, str], tuple[Recipe, tuple[float, ...]]] = {
         (2.0, 4.0),
     ),
     ("mnist", "large"): (Recipe(steps=1000, batch_size=4096, activation="tanh"), (2.0, 4.0)),
-    ("svhn", "large"): (
-        Recipe(steps=600, batch_size=4096, activation="tanh", features="locally-standardised-pixels"),
-        (2.0, 4.0),
-    ),
     ("mnist", "drawn"): (Recipe(steps=300, activation="tanh", start="drawn"), (2.0, 4.0)),
     ("svhn", "drawn"): (
         Recipe(

@@ -281,8 +281,7 @@ table-3-networks`) all are the paper's CNN with tanh: teachers see their people 
 settled on four teachers, with the public images' labels in sight), students take 200 steps. Their questions are
 chosen, and labels spread, by scattering features all the same, which cost nothing. With CNNs `pdp-sgd-exact` has the
 steps, batch and rate of the presets `mnist` and `svhn`, but one view of each image. That table is shown where all of
-its rows are run, with one seed so far: a set of teachers takes one to five minutes of a core, and a seed of both data
-sets and lists an hour.
+its rows are run: a set of teachers takes one to five minutes of a core, and a seed of both data sets and lists an hour.
 
 Accounting is exact and does not depend on the data (`docs/theory.md`, "Individualized PATE"): sigma1 150, sigma2 40,
 threshold 200, two questions for each answer. *Labels*: those that the teachers gave; *right*: how many of them are.
